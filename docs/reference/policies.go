@@ -22,7 +22,7 @@ func makePolicies() (map[string]string, error) {
 # The controller writes the certificates of RevocationSlice N into policy N. As shipped, these
 # policies match nothing and refuse nothing.
 `}
-	for number := range int32(revocation.Policies) {
+	for number := range int32(revocation.PolicyCount) {
 		spec, err := revocation.RenderPolicy(v1alpha1.RevocationSliceSpec{}, []string{attestation.HelloSignerName, tpm.SignerName})
 		if err != nil {
 			return nil, err

@@ -624,7 +624,7 @@ func (e *examination) revocationPolicies(ctx context.Context) (problems []string
 				there[p.Name] = true
 			}
 		})
-	for number := int32(1); number <= revocation.Policies; number++ {
+	for number := int32(1); number <= revocation.PolicyCount; number++ {
 		name := revocation.PolicyName(number)
 		switch {
 		case !there[name]:

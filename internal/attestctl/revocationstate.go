@@ -124,7 +124,7 @@ func (a *access) readLists(ctx context.Context, cluster string) (*Lists, error) 
 		options = append(options, client.MatchingFields{fieldListCluster: cluster})
 	}
 	l := &Lists{
-		Capacity: revocation.Policies * revocation.SliceCapacity, entries: map[string]v1alpha1.RevokedCertificate{}, refused: map[string]bool{}, current: map[string]bool{},
+		Capacity: revocation.PolicyCount * revocation.SliceCapacity, entries: map[string]v1alpha1.RevokedCertificate{}, refused: map[string]bool{}, current: map[string]bool{},
 	}
 	err := readPages(ctx, a.records, func() *v1alpha1.RevocationSliceList { return &v1alpha1.RevocationSliceList{} },
 		func(page *v1alpha1.RevocationSliceList) {
@@ -134,7 +134,7 @@ func (a *access) readLists(ctx context.Context, cluster string) (*Lists, error) 
 				}
 				for _, c := range page.Items[i].Spec.Certificates {
 					l.entries[c.SHA256] = c
-					if page.Items[i].Spec.Number <= revocation.Policies {
+					if page.Items[i].Spec.Number <= revocation.PolicyCount {
 						l.refused[c.SHA256] = true
 					}
 				}

@@ -608,7 +608,7 @@ func TestResetAfterRevocation(t *testing.T) {
 func TestPlanSaysListsAreFull(t *testing.T) {
 	objects := revocable()
 	next := 10000
-	for number := int32(1); number <= revocation.Policies; number++ {
+	for number := int32(1); number <= revocation.PolicyCount; number++ {
 		l := listOf(number)
 		for range revocation.SliceCapacity {
 			l.Spec.Certificates = append(l.Spec.Certificates, v1alpha1.RevokedCertificate{SHA256: sumOf(next), NotAfter: before(-time.Hour), NodeName: "n"})
@@ -621,7 +621,7 @@ func TestPlanSaysListsAreFull(t *testing.T) {
 	a := newAccess(t, objects...)
 	run(t, a, "revoke", "worker-1", "--reason=r", "--dry-run").want(t, 0, "the lists have no room for 1 of them: they are recorded, and NOT refused until room appears (1 of 10000 places are free)")
 	run(t, a, "revoke", "worker-2", "--reason=r", "--dry-run").want(t, 0, "the lists have room: 1 of 10000 places are free")
-	objects = append(objects, listOf(revocation.Policies+1, v1alpha1.RevokedCertificate{SHA256: sumOf(1), NotAfter: before(-time.Hour), NodeName: "n"}))
+	objects = append(objects, listOf(revocation.PolicyCount+1, v1alpha1.RevokedCertificate{SHA256: sumOf(1), NotAfter: before(-time.Hour), NodeName: "n"}))
 	run(t, newAccess(t, objects...), "revocations").want(t, 0, "10000 of 10000 places used, 0 certificates suspended, 1 not in force")
 }
 
@@ -891,7 +891,7 @@ func TestHostileRevocations(t *testing.T) {
 
 func TestCheckRevocation(t *testing.T) {
 	var all []client.Object
-	for number := int32(1); number <= revocation.Policies; number++ {
+	for number := int32(1); number <= revocation.PolicyCount; number++ {
 		m := metav1.ObjectMeta{Name: revocation.PolicyName(number)}
 		all = append(all, &admissionv1.ValidatingAdmissionPolicy{ObjectMeta: m}, &admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: m, Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{
 			PolicyName: m.Name, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny},

@@ -57,8 +57,8 @@ type Access struct {
 	Own bool
 }
 
-// Requester identifies a credential by a hash. Hello and proof need the same one, since the
-// controller compares who filed them.
+// Requester identifies a credential: "node" for the node's own certificate, else a hash of the
+// credential. Hello and proof need the same one, since the controller compares who filed them.
 func (a Access) Requester() string {
 	if a.Own {
 		return "node" // each of the node's certificates has the same user name

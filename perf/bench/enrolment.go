@@ -80,7 +80,7 @@ func partOf(step authenticator.Step, proven bool) string {
 	switch step {
 	case authenticator.StepLock, authenticator.StepTidy, authenticator.StepPrepare:
 		return partKey
-	case authenticator.StepSave, authenticator.StepNote:
+	case authenticator.StepSave, authenticator.StepSaveUID:
 		return partDisk
 	case authenticator.StepProve:
 		return partProof

@@ -80,7 +80,7 @@ func (s *certificateStatus) checkDue(a *Authenticator) bool {
 	return !a.now().Before(s.nextCheck(a)) || s.printed() && s.reportOwed() && s.announcement.NotReported != s.pair.Fingerprint()
 }
 
-// waits reports whether the certificate is due, and its renewal waits.
+// waits reports whether a due renewal waits for the back-off after an outage (spreadAfterOutage).
 func (s *certificateStatus) waits() bool { return s.due != "" && s.canWait && s.postponed }
 
 // untilStart returns the time until a worker may start, 0 if it may start now. A check that is due
@@ -116,15 +116,15 @@ func (s *certificateStatus) announcedRenewal() *cache.Renewal {
 	return s.announcement.Renewal
 }
 
-// bound returns the expirationTimestamp: the earliest of until, the next check, and the announced
-// renewal. It is at most now if client-go must run the plugin again soon.
+// bound returns the time of the next run: the earliest of until, the next check, and the announced
+// renewal. A time that is not after now means soon: then expiration uses near.
 func (s *certificateStatus) bound(a *Authenticator, now, until time.Time) time.Time {
 	if !a.checks() {
 		return until
 	}
 	next := s.nextCheck(a)
 	switch {
-	case s.checkFailed: // no worker could be started
+	case s.checkNotStarted: // no worker could be started
 		next = now.Add(a.jittered(s.pair.Fingerprint(), now)).Truncate(time.Second)
 	case s.checkDue(a), s.checkUnderWay(a):
 		next = now // the next run reads the result
@@ -325,9 +325,9 @@ func markRenewalDone(state *cache.State, replaced *cache.Pair, filed time.Time) 
 	return true
 }
 
-// stopChecking removes the worker's process ID after a check. An earlier release would take a
+// clearWorkerID removes the worker's process ID after a check. An earlier release would take a
 // worker without a result for a dead one.
-func (w *worker) stopChecking() {
+func (w *worker) clearWorkerID() {
 	if err := w.lock.NameWorker(process.ID{}); err != nil {
 		w.log.Info("cannot remove the worker's process ID from the lock file", "cause", err.Error())
 	}

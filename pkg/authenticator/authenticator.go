@@ -111,10 +111,10 @@ func (a *Authenticator) node() nodeaccess.Node {
 	return n
 }
 
-// access returns the credential for the next request. why says why this is not the node's own
-// certificate. It is "" if it is the node's own. Hello and proof need the same credential. So
-// access returns the bootstrap credential if the pending hello was filed with it. That may also be
-// a hello that followed a denial of the node's own certificate.
+// access returns the credential for the next request. why says why the credential is not the node's
+// own certificate, "" if it is. Hello and proof need the same credential. So access returns the
+// bootstrap credential if the pending hello was filed with it. That may also be a hello that
+// followed a denial of the node's own certificate.
 func (a *Authenticator) access(status certificateStatus) (to nodeaccess.Access, why string, err error) {
 	node := a.node()
 	why = node.WhyBootstrap(status.pair, status.rejected)
@@ -150,6 +150,6 @@ type Step string
 func Steps() []Step {
 	return []Step{
 		stepStatus, stepStartWorker, stepPrint,
-		StepLock, StepTidy, StepAnnouncement, StepReport, StepPrepare, StepSave, StepFile, StepNote, StepChallenge, StepProve, StepWait, StepCheck, StepInstall, stepRecord, stepForget,
+		StepLock, StepTidy, StepAnnouncement, StepReport, StepPrepare, StepSave, StepFile, StepSaveUID, StepChallenge, StepProve, StepWait, StepCheck, StepInstall, stepRecord, stepForget,
 	}
 }

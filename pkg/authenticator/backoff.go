@@ -14,7 +14,7 @@ import (
 type backOff int
 
 const (
-	soon  backOff = iota // no request was created: 1 to 15 s
+	soon  backOff = iota // no request was given up: 1 to 15 s
 	busy                 // the API server sheds load: 2 s to 2 min
 	later                // a request failed: 30 s to 10 min
 	none                 // a request is pending: the next worker watches it
@@ -79,15 +79,16 @@ func untilNextAttempt(state *cache.State, canWait bool, now time.Time) time.Dura
 func lastFailure(last *cache.Result, wait time.Duration) error {
 	reason := Reason(last.Reason)
 	if reason == "" {
-		reason = certificateUnusable // a certificate was issued, and cannot be used
+		reason = certificateUnusable // certificates were issued too often: the result has no Reason
 	}
 	return &Failure{reason, last.Hint, fmt.Errorf("%s (next attempt in %s)", last.Message, wait.Round(time.Second))}
 }
 
 // addFailure adds a failure and its back-off to state. retryAfter is the API server's Retry-After,
-// or 0. Failures of another kind restart the count at one, but refusals continue from the last
-// refusal. While a certificate is held, the back-off is at most half of the time to notAfter, or
-// laterFirst if that is more. So another attempt follows before the end, if laterFirst is left.
+// or 0. Failures of another kind restart the count at one, unless a request was pending in between.
+// Refusals continue from the last refusal, unless a request became pending after a failure of
+// another kind. While a certificate is held, the back-off is at most half of the time to notAfter,
+// or laterFirst if that is more. So another attempt follows before the end, if laterFirst is left.
 func addFailure(state *cache.State, result *cache.Result, retryAfter time.Duration, notAfter, now time.Time) {
 	kind, before := backOffAfter(result), none
 	if state.Last != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
-// conclude checks and installs the certificate. Any other decision is a failure. In both cases the
-// pending request is spent.
+// conclude checks and installs the certificate. Any other decision is a failure. The pending
+// request is then spent, unless a write failed: then the next worker gets the decision again.
 func (e *enrolment) conclude(decision csr.Decision) error {
 	e.spent = true
 	pair, err := e.check(decision)
@@ -125,7 +125,7 @@ func (e *enrolment) checkIssued(certificate []byte) (*cache.Pair, error) {
 	}
 	var unusable *cache.UnusableError
 	if errors.As(err, &unusable) && unusable.Early && e.takesEarly() {
-		e.log.Info("the certificate is installed although it is early: this machine's clock is wrong", "problem", unusable.Problem)
+		e.log.Info("the certificate is installed although it is not valid yet: check this machine's clock and the signer's", "problem", unusable.Problem)
 		err = nil
 	}
 	if err != nil {

@@ -10,7 +10,8 @@
 //
 //	run.go          Run: load the status, wait for a worker if needed, print
 //	status.go       loadStatus: what the certificate directory holds, and whether it can be used
-//	rejection.go    noticeRejection: ask the API server after a 401
+//	rejection.go    noticeRejection: if client-go calls again early, ask the API server whether it
+//	                rejects the certificate
 //	supervisor.go   start the worker, wait for it
 //	worker.go       Work: one worker, from the lock to its result
 //	enrolment.go    enrol: from a key to a decision on its requests

@@ -19,8 +19,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
-// maxAttempts bounds how often one enrolment starts over. That is needed only if requests are
-// deleted, or their challenges expire.
+// maxAttempts bounds the attempts of one enrolment. startOver lists why another one is needed.
 const maxAttempts = 3
 
 var (
@@ -70,7 +69,7 @@ func (w *worker) enrol(ctx context.Context, status certificateStatus, to nodeacc
 			return e.conclude(decision)
 		}
 		w.result.Wasted = true
-		w.log.Info("starting over", "request", w.result.Request, "cause", again.Error())
+		w.log.Info("the attempt failed, and another one may help", "request", w.result.Request, "cause", again.Error())
 		if err := w.lock.ForgetPending(); err != nil {
 			return err
 		}
@@ -155,7 +154,7 @@ func (e *enrolment) pursue(ctx context.Context) (csr.Decision, error) {
 			decision, err = e.wait(ctx, request)
 		}
 		if err != nil {
-			return decision, e.classifyRequestError(ctx, request, err)
+			return decision, e.handleRequestError(ctx, request, err)
 		}
 		if decision.Outcome != csr.Answered {
 			return decision, nil
@@ -191,7 +190,7 @@ func (e *enrolment) file(ctx context.Context) (*certificatesv1.CertificateSignin
 	case last.UID == string(request.UID):
 		return request, nil
 	}
-	e.enter(StepNote)
+	e.enter(StepSaveUID)
 	last.UID = string(request.UID)
 	e.log.Info("filed", "request", last.Name, "signer", signerOf(e.pending), "server", e.pending.Cluster.Server)
 	return request, e.lock.SetPending(e.pending)
@@ -255,9 +254,9 @@ func (e *enrolment) prove(ctx context.Context, answer string, fresh bool) error 
 	return e.lock.SetPending(e.pending)
 }
 
-// classifyRequestError returns the Failure for an error of filing or watching the request. request
+// handleRequestError returns the Failure for an error of filing or watching the request. request
 // is nil if it could not be filed.
-func (e *enrolment) classifyRequestError(ctx context.Context, request *certificatesv1.CertificateSigningRequest, err error) error {
+func (e *enrolment) handleRequestError(ctx context.Context, request *certificatesv1.CertificateSigningRequest, err error) error {
 	var write *cache.WriteError
 	switch {
 	case errors.As(err, &write):

@@ -13,7 +13,8 @@ const startRetryPause = 500 * time.Millisecond
 
 // AwaitFirst waits until the node has a usable certificate. It starts workers as Run does. After
 // wait it returns a *Failure that says why there is no certificate yet. Until then it calls remark
-// with each new reason, with the reason for which the request waits, and with the remarks of runs.
+// with each new reason, with the reason for which the request waits, and with the provider's
+// caution.
 func (a *Authenticator) AwaitFirst(ctx context.Context, wait time.Duration, remark func(error)) (*x509.Certificate, error) {
 	if a.invalid != nil {
 		return nil, AsFailure(a.invalid)

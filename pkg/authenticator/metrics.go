@@ -80,7 +80,8 @@ func (w *worker) pendingMetrics(text *metricsText) {
 	text.gauge("pending_request_timestamp_seconds", "When the name of the pending CertificateSigningRequest was chosen, 0 if none was filed.", timestamp(named))
 }
 
-// announcementMetrics adds the metrics of the checks for announced renewals, nil if there was none.
+// announcementMetrics adds the metrics of the checks for announced renewals. found is nil before
+// the first check.
 func announcementMetrics(text *metricsText, found *cache.Announcement) {
 	var answered, due time.Time
 	if found != nil {
@@ -92,7 +93,7 @@ func announcementMetrics(text *metricsText, found *cache.Announcement) {
 	text.gauge("announced_renewal_timestamp_seconds", "When the announced renewal that selects the certificate is due, 0 if none does.", timestamp(due))
 }
 
-// lastWorkerMetrics adds the metrics of the worker that ended last, nil if none has.
+// lastWorkerMetrics adds the metrics of the worker that ended last. last is nil if none has ended.
 func lastWorkerMetrics(text *metricsText, last *cache.Result) {
 	var started, finished sample
 	var result, took []sample

@@ -72,7 +72,7 @@ func Reasons() []ReasonInfo {
 		{RequestDenied, 21, "An approver denied the CertificateSigningRequest.", later},
 		{requestFailed, 22, "The signer marked the CertificateSigningRequest as failed, or each request was deleted before it was decided.", later},
 		{WaitingForSigner, 23, "The CertificateSigningRequest is pending: nobody has approved or signed it yet. The message says why the controller waits, and the hint says what to do.", none},
-		{certificateUnusable, 24, "The issued certificate is for another node or another key.", later},
+		{certificateUnusable, 24, "The issued certificate cannot be used, or certificates were issued too often.", later},
 		{clockWrong, 25, "By this machine's clock, the node's, the issued or the API server's certificate is not valid yet, or has expired.", later},
 		{apiUntrusted, 26, "The CA in the kubeconfig did not issue the API server's certificate, or that certificate is not valid now.", soon},
 		{directoryNotWritable, 27, "The certificate directory or the runtime directory cannot be written or locked: it is full or read-only, its file system has no locks, or rights are missing.", soon},

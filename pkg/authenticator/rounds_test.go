@@ -420,8 +420,8 @@ func TestWorkerMayBeKilledAtAnyStep(t *testing.T) {
 		t.Fatal(err)
 	}
 	if want := []Step{
-		StepLock, StepTidy, StepPrepare, StepSave, StepFile, StepNote, StepChallenge,
-		StepProve, StepSave, StepFile, StepNote, StepWait, StepCheck, StepInstall, stepRecord, stepForget,
+		StepLock, StepTidy, StepPrepare, StepSave, StepFile, StepSaveUID, StepChallenge,
+		StepProve, StepSave, StepFile, StepSaveUID, StepWait, StepCheck, StepInstall, stepRecord, stepForget,
 	}; !slices.Equal(steps, want) {
 		t.Fatalf("the steps are %q, want %q", steps, want)
 	}
@@ -451,7 +451,7 @@ func TestWorkerMayBeKilledAtAnyStep(t *testing.T) {
 					}
 				}
 				// Only a post that is not known to have arrived is repeated.
-				again := step == StepNote
+				again := step == StepSaveUID
 				if got := len(n.api.posts); got != 2 && !again || got != 3 && again {
 					t.Errorf("posted %q, %d of them before", n.api.posts, posted)
 				}
@@ -1425,7 +1425,7 @@ func TestNothingSecretIsShown(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(log.String(), "starting over") || !strings.Contains(log.String(), "installed") {
+	if !strings.Contains(log.String(), "another one may help") || !strings.Contains(log.String(), "installed") {
 		t.Fatalf("the log has no trace of it all: %s", log.String())
 	}
 	key := strings.Split(string(left.Key), "\n")[1]

@@ -72,7 +72,7 @@ func (a *Authenticator) Run(ctx context.Context) (*Answer, error) {
 			failure = a.lastWorkerFailure()
 		}
 	case status.checkDue(a):
-		status.checkFailed = !a.supervisor().ensureCheck(status)
+		status.checkNotStarted = !a.supervisor().ensureCheck(status)
 	}
 	if status.pair == nil {
 		return answer, status.explain(failure)

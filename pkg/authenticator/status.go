@@ -41,10 +41,10 @@ type certificateStatus struct {
 	remark error
 	// note is the note of the last run.
 	note note
-	// announcement is the result of the checks for announced renewals. checkFailed says that a
+	// announcement is the result of the checks for announced renewals. checkNotStarted says that a
 	// check is due and that no worker could be started for it.
-	announcement cache.Announcement
-	checkFailed  bool
+	announcement    cache.Announcement
+	checkNotStarted bool
 }
 
 // loadStatus reads the certificate directory. It opens the certificate, the note and the state

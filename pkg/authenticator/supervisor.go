@@ -25,8 +25,9 @@ const (
 	// A worker that still runs at the time overdue after its deadline is killed. Normally a worker
 	// ends by itself shortly after its deadline.
 	overdue = 30 * time.Second
-	// workerEnd bounds the time for a worker to record its result after installing its certificate.
-	workerEnd = 10 * time.Second
+	// recordTimeout bounds the time for a worker to record its result after installing its
+	// certificate.
+	recordTimeout = 10 * time.Second
 )
 
 // supervisor starts the worker and waits for it.
@@ -211,7 +212,7 @@ func leftNoResult(ended process.ID, state *cache.State) bool {
 // awaitWorkerEnd waits until a worker has recorded its success. Otherwise systemd could kill the
 // worker before that: it kills the processes that an ExecStartPre leaves running.
 func (s supervisor) awaitWorkerEnd() {
-	for end := time.Now().Add(workerEnd); s.dir.Worker().Alive() && time.Now().Before(end); {
+	for end := time.Now().Add(recordTimeout); s.dir.Worker().Alive() && time.Now().Before(end); {
 		time.Sleep(leastPause)
 	}
 }

@@ -25,7 +25,7 @@ const (
 	StepPrepare   Step = "prepare"
 	StepSave      Step = "save"
 	StepFile      Step = "file"
-	StepNote      Step = "note"
+	StepSaveUID   Step = "note"
 	StepChallenge Step = "challenge"
 	StepProve     Step = "prove"
 	StepWait      Step = "wait"
@@ -82,7 +82,7 @@ func (a *Authenticator) Work(ctx context.Context) error {
 	defer w.lock.Unlock()
 	state, err := w.record(w.work(ctx))
 	if w.onlyChecked {
-		w.stopChecking()
+		w.clearWorkerID()
 	}
 	w.writeMetrics(state)
 	return err
@@ -198,7 +198,8 @@ func (w *worker) explainNoAccess(status certificateStatus, err error) error {
 	return &Failure{failure.Reason, "check this machine's clock; if it is right, " + failure.Hint, fmt.Errorf("%w; %w", status.problem, err)}
 }
 
-// tidy sets aside files that cannot be used.
+// tidy removes leftovers, and sets damaged certificate and state files aside. After a change of the
+// cluster's CA it adopts the certificate.
 func (w *worker) tidy(ctx context.Context) (certificateStatus, error) {
 	w.enter(StepTidy)
 	w.lock.Clean()
@@ -222,8 +223,9 @@ func (w *worker) tidy(ctx context.Context) (certificateStatus, error) {
 	return status, nil
 }
 
-// wanted reports whether to request a certificate now. It also notes what record needs of the
-// present one.
+// wanted reports whether to request a certificate now. It also sets replaced, servedUntil, canWait,
+// spent and onlyChecked, which record and saveBeforeInstall use. If a request follows a check,
+// wanted clears the check's worker in the state file.
 func (w *worker) wanted(status certificateStatus) (bool, error) {
 	if w.replaced = status.pair; status.pair != nil {
 		w.servedUntil, w.canWait = status.pair.Leaf.NotAfter, status.canWait

@@ -29,8 +29,9 @@ type Pending struct {
 	ExpirationSeconds *int32 `json:"expirationSeconds,omitempty"`
 	// Cluster is where the requests were filed.
 	Cluster Origin `json:"cluster"`
-	// Requester identifies the credential that the hello was filed with, by a hash. The proof
-	// has to be filed with the same one.
+	// Requester identifies the credential that the hello was filed with. It is "node" for the
+	// node's own certificate, else a hash of the credential. The proof has to be filed with the
+	// same one.
 	Requester string `json:"requester,omitempty"`
 	// Key is the private key in PEM. It is never logged.
 	Key []byte `json:"key"`
@@ -44,7 +45,7 @@ type Pending struct {
 	Requests []PendingRequest `json:"requests"`
 }
 
-// Last returns the request that is filed last. There is at least one.
+// Last returns the newest request. It may not be filed yet. There is at least one.
 func (p *Pending) Last() *PendingRequest { return &p.Requests[len(p.Requests)-1] }
 
 // PendingRequest is one CertificateSigningRequest in flight.
@@ -71,7 +72,8 @@ type State struct {
 	// Failures counts the workers in a row that failed for causes of one kind.
 	Failures int `json:"failures,omitempty"`
 	// Refusals counts the workers since the last success whose request was denied, failed or
-	// given up.
+	// given up. It restarts when a request becomes pending after a failure of another kind, such as
+	// of the network.
 	Refusals int `json:"refusals,omitempty"`
 	// Issued is when a certificate was issued last. Hasty counts the certificates in a row that
 	// were issued soon after the one before.

@@ -108,7 +108,7 @@ func (a *actor) annotate(ctx context.Context, object *certificatesv1.Certificate
 	}
 	result := &certificatesv1.CertificateSigningRequest{}
 	result.Name = object.Name
-	return result, written(a.client.Patch(ctx, result, client.RawPatch(types.MergePatchType, patch)))
+	return result, asWriteError(a.client.Patch(ctx, result, client.RawPatch(types.MergePatchType, patch)))
 }
 
 // writeStatus writes fields of the status through a subresource, on the version of the object that
@@ -122,7 +122,7 @@ func (a *actor) writeStatus(ctx context.Context, object *certificatesv1.Certific
 	}
 	result := &certificatesv1.CertificateSigningRequest{}
 	result.Name = object.Name
-	return result, written(a.client.SubResource(subresource).Patch(ctx, result, patch))
+	return result, asWriteError(a.client.SubResource(subresource).Patch(ctx, result, patch))
 }
 
 // addCondition adds a condition. A merge patch replaces the whole list. So if the request has
@@ -216,7 +216,7 @@ func (a *actor) sign(ctx context.Context, object *certificatesv1.CertificateSign
 		return ctrl.Result{}, errors.New("no record to write the certificate into")
 	}
 	c := a.unpublished.get(object)
-	if c == nil || !records.HasCertificate(record, c.fingerprint) { // somebody replaced the record
+	if c == nil || !records.HasCertificate(record, c.fingerprint) { // there is none yet, or somebody replaced the record
 		var err error
 		if c, err = a.issue(ctx, object, s, d, record); err != nil {
 			return ctrl.Result{}, err
@@ -336,13 +336,13 @@ func (a *actor) finish(ctx context.Context, object *certificatesv1.CertificateSi
 		}
 		// this wakes a round that puts the certificate into the policies; the node has it already
 		a.Revocation.untilAccepted(record.Spec.NodeName, fingerprint)
-		a.recorder.recordIssued(object, hello, a.records.Record(record))
+		a.recorder.recordIssued(ctx, object, hello, a.records.Record(record))
 	}
 	if hello == nil || record.Status.Hello == nil || record.Status.Hello.UID != hello.UID {
 		return nil
 	}
 	if records.HasCertificateFor(record, object.UID) {
-		a.recorder.recordIssued(object, hello, a.records.Record(record))
+		a.recorder.recordIssued(ctx, object, hello, a.records.Record(record))
 	}
 	return a.closeHello(ctx, hello, object.Name)
 }

@@ -92,7 +92,7 @@ func TestForgedChallengeCostsAToken(t *testing.T) {
 	c, patches := newAttacked(t, Config{Rates: rates, Now: func() time.Time { return now }, Requests: &RequestCache{}}, hello)
 	defer c.queue.ShutDown()
 	for range 3 { // the bucket has one token
-		setClaim(hello, claim{Expires: now.Add(-closeDelay).Unix() + 1})
+		setSummary(hello, summary{Expires: now.Add(-closeDelay).Unix() + 1})
 		now = now.Add(999 * time.Millisecond)
 		c.intake.observe(hello)
 		c.queue.Add(queued(hello))
@@ -124,7 +124,7 @@ func TestForgedChallengeCostsAToken(t *testing.T) {
 func TestForgedClaimOfAnotherSigner(t *testing.T) {
 	foreign := helloNamed("f")
 	foreign.Spec.SignerName = "example.com/other"
-	foreign.Annotations = map[string]string{cachedClaim: `{"expires":1,"dropped":true}`}
+	foreign.Annotations = map[string]string{annotationSummary: `{"expires":1,"dropped":true}`}
 	c, patches := newAttacked(t, Config{}, foreign)
 	if _, err := c.Reconcile(t.Context(), queued(foreign)); err != nil || *patches > 0 {
 		t.Errorf("%v, %d writes", err, *patches)
@@ -156,7 +156,7 @@ func TestParserPanic(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if found, ok := bounded.claimIn(cache.reduce(hello)); !ok || found != (claim{}) {
+	if found, ok := bounded.summaryIn(cache.reduce(hello)); !ok || found != (summary{}) {
 		t.Errorf("%+v", found)
 	}
 }
@@ -165,7 +165,7 @@ func TestParserPanic(t *testing.T) {
 func TestClaimOfALargeHello(t *testing.T) {
 	large := helloNamed("h")
 	large.Spec.Request = make([]byte, maxClaimSize+1)
-	if found := parseClaim(nil, nil, large, ""); found != (claim{}) { // nothing is called
+	if found := summarize(nil, nil, large, ""); found != (summary{}) { // nothing is called
 		t.Errorf("%+v", found)
 	}
 }

@@ -51,13 +51,20 @@ type pass struct {
 type situation struct {
 	// cacheInSync and cacheKeepsUp are InSync and KeepsUp of the records' Store.
 	cacheInSync, cacheKeepsUp bool
-	// pending says that the request is undecided, waiting that the last decision was to wait, and
-	// overdue that the deadline has passed.
-	pending, waiting, overdue bool
-	// hello says that the request is a hello, attests that it has evidence of a known provider, and
-	// challenges that this provider has two rounds.
-	hello, attests, challenges bool
-	audit                      bool
+	// pending says that the request is undecided.
+	pending bool
+	// waiting says that the last decision was to wait.
+	waiting bool
+	// overdue says that the deadline has passed.
+	overdue bool
+	// hello says that the request is a hello.
+	hello bool
+	// attests says that the request has evidence of a known provider.
+	attests bool
+	// challenges says that the provider has two rounds.
+	challenges bool
+	// audit is Config.Audit.
+	audit bool
 }
 
 // passes defines the consistency that each decision needs. They are tried in this order. Each
@@ -74,8 +81,8 @@ var passes = []pass{
 	{
 		// A hello that contradicts the records is denied, also if its evidence is valid. So a flood
 		// of such hellos costs no verification of signatures. If the cache is stale, the node tries
-		// again after half a minute. An overdue hello is denied for the reason that it waits for,
-		// which needs its evidence.
+		// again after half a minute. This pass skips overdue hellos: their denial needs the reason
+		// to wait, and finding that reason needs the evidence.
 		consistency: Cached, evidence: assumed,
 		applies: func(s situation) bool {
 			return s.cacheInSync && s.pending && s.hello && s.challenges && !s.waiting && !s.overdue
@@ -86,8 +93,8 @@ var passes = []pass{
 		// Sufficient for all outcomes of a hello: a challenge grants nothing, and the next hello
 		// repairs a wrong denial. Sufficient for the approval of a proof, since its writes detect a
 		// stale cache. The record is updated under the cached version, or created under a name
-		// derived from the machine. Then checkSole looks for rivals. Audit mode writes nothing, so
-		// it cannot detect a stale cache.
+		// derived from the machine. Then checkSole looks for rivals. Audit mode writes no record,
+		// so it cannot detect a stale cache.
 		consistency: Cached, evidence: judged,
 		applies: func(s situation) bool {
 			return s.cacheInSync && s.pending && s.attests && !s.audit && (s.hello || s.cacheKeepsUp)

@@ -12,8 +12,8 @@
 //   - requestcache.go, intake.go and machinewatch.go: what is queued, and in which order
 //   - reconcile.go: the steps of one reconciliation
 //   - consistency.go: how stale the inputs of a decision may be
-//   - snapshot.go: collects the inputs
-//   - act.go, waiting.go, writeerror.go: the writes
+//   - snapshot.go, with machines.go and provider.go: collects the inputs
+//   - act.go, with unpublished.go; waiting.go, writeerror.go: the writes
 //   - report.go, recordevents.go, subject.go: log, metrics and Events
 //   - recorder.go: the record of each final decision
 //   - issued.go, ekchanges.go, revoke.go: what else is watched
@@ -78,7 +78,7 @@ type Config struct {
 	Requests *RequestCache
 	// Rates limit how often requests are decided on (rule R1). Default: fairqueue.DefaultRates.
 	Rates fairqueue.Rates
-	// Audit decides and reports, and writes nothing. Optional.
+	// Audit decides and reports, and changes no request or record. It writes Events. Optional.
 	Audit bool
 	// Concurrency is the number of requests that are decided on at the same time. A decision mostly
 	// waits for the API server. Default: 16.

@@ -26,18 +26,20 @@ type intake struct {
 	cached client.Reader
 }
 
-// cachedClaim is an annotation that exists only in the cache: the claim of a pending request of
-// ours, as JSON. A requester may set the same annotation: a RequestCache drops that one, and
-// without a RequestCache the annotation is ignored.
-const cachedClaim = "attestation.cluster.x-k8s.io/cached-claim"
+// annotationSummary is an annotation that exists only in the cache: the summary of a pending
+// request of ours, as JSON. A requester may set the same annotation: a RequestCache drops that one,
+// and without a RequestCache the annotation is ignored.
+const annotationSummary = "attestation.cluster.x-k8s.io/cached-claim"
 
-// claim has the part of a request's content that the queue needs. Nothing in it is verified but AK.
-type claim struct {
+// summary has the part of a request's content that the queue needs. Nothing in it is verified but
+// AK.
+type summary struct {
 	// EK is the EK that a hello claims. Hello is the name of the hello that a proof refers to.
 	EK    string `json:"ek,omitempty"`
 	Hello string `json:"hello,omitempty"`
 	Node  string `json:"node,omitempty"`
-	// AK is the key that signed the request, which was verified. Nothing shows that a TPM has it.
+	// AK is the key whose signature in the origin annotation covers the request. The signature was
+	// verified. Nothing shows that a TPM has the key.
 	AK string `json:"ak,omitempty"`
 	// Expires is the end of a hello's challenge, as a Unix time.
 	Expires int64 `json:"expires,omitempty"`
@@ -45,12 +47,12 @@ type claim struct {
 	Dropped bool `json:"dropped,omitempty"`
 }
 
-// claimIn returns the claim that a RequestCache has put into a request, the zero value if there is
-// none.
-func (i *intake) claimIn(object *certificatesv1.CertificateSigningRequest) (found claim, ok bool) {
-	value, ok := object.Annotations[cachedClaim]
+// summaryIn returns the summary that a RequestCache has put into a request, the zero value if there
+// is none.
+func (i *intake) summaryIn(object *certificatesv1.CertificateSigningRequest) (found summary, ok bool) {
+	value, ok := object.Annotations[annotationSummary]
 	if !ok || i.Requests == nil || json.Unmarshal([]byte(value), &found) != nil {
-		return claim{}, false
+		return summary{}, false
 	}
 	return found, true
 }
@@ -60,13 +62,13 @@ func (i *intake) claimIn(object *certificatesv1.CertificateSigningRequest) (foun
 // usually smaller than 16 KiB. Larger hellos have no claim, so the queue orders them together.
 const maxClaimSize = 32 << 10
 
-// parseClaim returns the claim of a whole request. It parses the request and its document, and
+// summarize returns the summary of a whole request. It parses the request and its document, and
 // verifies only the origin, if there is one. A parser that panics must not end the watch, so
-// parseClaim recovers. The parser panics again in a worker, which recovers and reports it.
-func parseClaim(rules *verifier.Rules, providers map[string]Provider, object *certificatesv1.CertificateSigningRequest, origin string) (found claim) {
+// summarize recovers. The parser panics again in a worker, which recovers and reports it.
+func summarize(rules *verifier.Rules, providers map[string]Provider, object *certificatesv1.CertificateSigningRequest, origin string) (found summary) {
 	defer func() {
 		if recover() != nil {
-			found = claim{}
+			found = summary{}
 		}
 	}()
 	if challenge := challengeIn(object); challenge != nil {
@@ -122,7 +124,7 @@ func challengeIn(object *certificatesv1.CertificateSigningRequest) *attestation.
 // ours. The challenge may be forged, which harms only the requester itself.
 func (i *intake) challengeExpiry(object *certificatesv1.CertificateSigningRequest, now time.Time) (time.Time, bool) {
 	seconds := int64(0)
-	if found, ok := i.claimIn(object); ok {
+	if found, ok := i.summaryIn(object); ok {
 		seconds = found.Expires
 	} else if challenge := challengeIn(object); challenge != nil {
 		seconds = challenge.Expires
@@ -136,7 +138,7 @@ const maxChallenge = time.Hour
 
 // isDropped reports whether the cache did not keep the content of a request.
 func (i *intake) isDropped(object *certificatesv1.CertificateSigningRequest) bool {
-	found, _ := i.claimIn(object)
+	found, _ := i.summaryIn(object)
 	return found.Dropped
 }
 
@@ -192,8 +194,8 @@ func (i *intake) onlyAnnotated(older, newer client.Object) bool {
 // came in time may still be queued.
 const closeDelay = time.Minute
 
-// isOpen reports whether a proof may still follow a hello whose challenge ends at expires.
-func isOpen(expires, now time.Time) bool { return now.Before(expires.Add(closeDelay)) }
+// mayGetProof reports whether a proof may still follow a hello whose challenge ends at expires.
+func mayGetProof(expires, now time.Time) bool { return now.Before(expires.Add(closeDelay)) }
 
 // limit makes the next reconciliation of a hello take a token. The reconciliation that found an
 // open challenge took none. The next one denies the hello, and a forged challenge must not make
@@ -205,7 +207,7 @@ func (i *intake) limit(object *certificatesv1.CertificateSigningRequest) {
 // flowOf returns the flow by which the queue orders a request.
 func (i *intake) flowOf(object *certificatesv1.CertificateSigningRequest) fairqueue.Flow {
 	flow := fairqueue.Flow{Class: classOf(object.Spec.Username), Requester: object.Spec.Username}
-	if found, ok := i.claimIn(object); ok {
+	if found, ok := i.summaryIn(object); ok {
 		flow.Claim = fairqueue.Claim{AK: found.AK, EK: found.EK, Node: found.Node, Proof: object.Spec.SignerName != attestation.HelloSignerName}
 		if found.Hello != "" {
 			flow.Claim.EK = i.cachedEK(found.Hello)
@@ -220,7 +222,7 @@ func (i *intake) cachedEK(hello string) string {
 	if err := i.cached.Get(context.Background(), client.ObjectKey{Name: hello}, object); err != nil {
 		return ""
 	}
-	found, _ := i.claimIn(object)
+	found, _ := i.summaryIn(object)
 	return found.EK
 }
 

@@ -66,8 +66,8 @@ type machineWatch struct {
 	// listed has the claims of machines in a source. They have a share of their own in the queue.
 	// It is nil until the machines are known.
 	listed *atomic.Pointer[listedMachines]
-	// recordsKnown says that the records were in sync when the queue was last relisted, so that it
-	// knew their AKs.
+	// recordsKnown says that the records were in sync when the queue was last reclassified, so that
+	// it knew their AKs.
 	recordsKnown bool
 	records      *records.Store
 	log          logr.Logger
@@ -115,11 +115,11 @@ func wait(ctx context.Context, ticker *time.Ticker) {
 	}
 }
 
-// compare relists what is queued, and wakes what waits, if the machines have changed.
+// compare reclassifies what is queued, and wakes what waits, if the machines have changed.
 func (w *machineWatch) compare(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 	if !w.recordsKnown && w.records.InSync() {
 		w.recordsKnown = true
-		w.queue.Relist()
+		w.queue.Reclassify()
 	}
 	machines, err := machinesOf(ctx, w.Machines, w.Now())
 	if err != nil {
@@ -136,7 +136,7 @@ func (w *machineWatch) compare(ctx context.Context, queue workqueue.TypedRateLim
 	}
 	w.last = machines
 	w.listed.Store(listed)
-	w.queue.Relist()
+	w.queue.Reclassify()
 	for _, name := range w.retries.Wake(listed.has) {
 		queue.Add(reconcile.Request{NamespacedName: client.ObjectKey{Name: name}})
 	}

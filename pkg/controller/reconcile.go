@@ -66,7 +66,7 @@ func (c *Controller) proceed(ctx context.Context, object *certificatesv1.Certifi
 		}
 	case pending:
 		expires, challenged := c.intake.challengeExpiry(object, now)
-		if challenged && (isOpen(expires, now) || c.Audit) {
+		if challenged && (mayGetProof(expires, now) || c.Audit) {
 			c.intake.limit(object)
 			// In audit mode the challenge may have ended already: then wait for closeDelay.
 			return ctrl.Result{RequeueAfter: max(expires.Add(closeDelay).Sub(now), closeDelay)}, nil
@@ -138,7 +138,7 @@ func (c *Controller) decide(ctx context.Context, object *certificatesv1.Certific
 			continue
 		}
 		if err := s.input.Evidence.Err; err != nil && !isVerdict(err) && p.evidence == judged {
-			// the node gets no reason
+			// the node gets the reason without the cause, so log the cause here
 			log.FromContext(ctx).Info("the evidence could not be judged", "request", object.Name, "cause", err.Error())
 		}
 		result, err := c.carryOut(ctx, object, s, decision, time.Since(began))
@@ -174,7 +174,7 @@ func (c *Controller) judge(object *certificatesv1.CertificateSigningRequest, s *
 func (c *Controller) carryOut(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, decision verifier.Decision, took time.Duration) (result ctrl.Result, err error) {
 	switch {
 	case decision.Outcome == verifier.Wait:
-		result = c.wait(object, s, decision.Refusals.Reason())
+		result = c.requeueWaiting(object, s, decision.Refusals.Reason())
 		c.publishWaiting(ctx, object, decision)
 	case decision.Outcome == verifier.Ignore && c.CA == nil && s.isRecorded(object):
 		// another signer issues it; JudgeUnsigned fails it at the deadline
@@ -208,10 +208,11 @@ type waitingEvidence struct {
 	evidence verifier.Evidence
 }
 
-// wait requeues a request for later. It remembers the evidence, unless that could not be judged.
-func (c *Controller) wait(object *certificatesv1.CertificateSigningRequest, s *snapshot, cause verifier.Reason) ctrl.Result {
+// requeueWaiting requeues a waiting request for later. It remembers the evidence, unless that could
+// not be judged.
+func (c *Controller) requeueWaiting(object *certificatesv1.CertificateSigningRequest, s *snapshot, cause verifier.Reason) ctrl.Result {
 	now, q := s.input.Now, s.question()
-	after := c.retries.Wait(fairqueue.Waiting{
+	after := c.retries.Remember(fairqueue.Waiting{
 		Name: object.Name, UID: object.UID, Claim: s.queueClaim(), Cause: string(cause),
 		Created: object.CreationTimestamp.Time, Deadline: c.Rules.Deadline(object),
 	}, now)

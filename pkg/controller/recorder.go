@@ -3,6 +3,7 @@
 package controller
 
 import (
+	"context"
 	"crypto/x509"
 	"encoding/hex"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/lru"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
@@ -119,8 +121,8 @@ func (r *recorder) record(object *certificatesv1.CertificateSigningRequest, s *s
 
 // recordIssued records a published certificate for which this process made no record: another
 // signer issued it, or the controller was killed too early. It takes the facts from the
-// NodeAttestation.
-func (r *recorder) recordIssued(object, hello *certificatesv1.CertificateSigningRequest, attested verifier.Record) {
+// NodeAttestation. If Config.Decisions has no log, the record goes into the process log.
+func (r *recorder) recordIssued(ctx context.Context, object, hello *certificatesv1.CertificateSigningRequest, attested verifier.Record) {
 	record := r.newRecord(object, hello, decisionlog.Issued, r.Now())
 	record.Recovered, record.Reason = true, string(ReasonApproved)
 	record.Node, record.Machine = recordedNode(attested.NodeName, attested.ProviderID), r.recordedMachine(attested.Machine)
@@ -130,7 +132,10 @@ func (r *recorder) recordIssued(object, hello *certificatesv1.CertificateSigning
 			record.Evidence.EK = &decisionlog.EK{Fingerprint: attested.EK, Source: string(attested.EKSource)}
 		}
 	}
-	r.keep(object, hello, object.Status.Certificate, record)
+	if record := r.keep(object, hello, object.Status.Certificate, record); record != nil {
+		log.FromContext(ctx).Info("recorded", "request", object.Name, "signer", object.Spec.SignerName, "requester", object.Spec.Username,
+			"message", "the certificate was issued by another signer, or before this process could record it", "record", record)
+	}
 }
 
 // newRecord returns a record with the fields that depend on the requests alone.

@@ -321,6 +321,22 @@ func TestRecordAfterACrash(t *testing.T) {
 	})
 }
 
+// Without a decision log, the process log has the record of a certificate that another signer
+// issued.
+func TestOthersCertificateInTheProcessLog(t *testing.T) {
+	inBubble(t, func(k *kit) {
+		k.config.CA = nil
+		in := k.start(inSync)
+		name := k.pair("theirs", "worker-1", "ek-1", asToken("worker-1"))
+		in.settle()
+		k.issue(name, "system:node:worker-1")
+		in.settle()
+		if lines := k.journal.linesWith("recorded"); len(lines) != 1 || !strings.Contains(lines[0], "request "+name) || !strings.Contains(lines[0], "uid-of-"+name+"/Issued") {
+			t.Errorf("%q", lines)
+		}
+	})
+}
+
 // A hello that nobody answered is denied by no rule, and has a record all the same.
 func TestExpiredHelloIsRecorded(t *testing.T) {
 	inBubble(t, func(k *kit) {

@@ -58,7 +58,7 @@ func (r *reporter) report(ctx context.Context, object *certificatesv1.Certificat
 	case verifier.Ignore:
 		return
 	case verifier.Wait:
-		if !r.retries.News(object.Name, object.UID, d.Refusals.Error()) {
+		if !r.retries.MarkReported(object.Name, object.UID, d.Refusals.Error()) {
 			return
 		}
 	default:
@@ -95,7 +95,9 @@ func (r *reporter) report(ctx context.Context, object *certificatesv1.Certificat
 		r.eventOnRecord(r.changedRecord(s, d), corev1.EventTypeNormal, reason, object.Name+": "+note)
 		r.eventOnNode(ctx, object, node, corev1.EventTypeNormal, reason, note)
 	case d.Outcome == verifier.Wait && !r.eventLimits.Take(object.Spec.Username, r.Now()):
+		// A waiting request over the limit gets no Event.
 	case d.Outcome == verifier.Deny && !r.eventLimits.Take(object.Spec.Username, r.Now()):
+		// A denied request over the limit gets only an Event on its Node.
 		r.eventOnNode(ctx, object, node, corev1.EventTypeWarning, reason, note)
 	case d.Outcome == verifier.Deny, d.Outcome == verifier.Fail, d.Outcome == verifier.ApproveUnattested:
 		r.event(ctx, object, node, corev1.EventTypeWarning, reason, note)

@@ -119,9 +119,9 @@ func (r *RequestCache) reduce(request *certificatesv1.CertificateSigningRequest)
 	if stateOf(kept) != pending {
 		return kept
 	}
-	found := parseClaim(r.rules, r.providers, kept, request.Annotations[attestation.AnnotationOrigin])
+	found := summarize(r.rules, r.providers, kept, request.Annotations[attestation.AnnotationOrigin])
 	if r.reserve(kept) {
-		setClaim(kept, found)
+		setSummary(kept, found)
 		return kept
 	}
 	found.Dropped = true
@@ -129,7 +129,7 @@ func (r *RequestCache) reduce(request *certificatesv1.CertificateSigningRequest)
 		TypeMeta: request.TypeMeta, ObjectMeta: identity(request),
 		Spec: certificatesv1.CertificateSigningRequestSpec{SignerName: request.Spec.SignerName, Username: request.Spec.Username},
 	}
-	setClaim(dropped, found)
+	setSummary(dropped, found)
 	return dropped
 }
 
@@ -145,8 +145,8 @@ func (r *RequestCache) reserve(kept *certificatesv1.CertificateSigningRequest) b
 	return true
 }
 
-// setClaim puts the claim into the cached copy of a request.
-func setClaim(kept *certificatesv1.CertificateSigningRequest, found claim) {
+// setSummary puts the summary into the cached copy of a request.
+func setSummary(kept *certificatesv1.CertificateSigningRequest, found summary) {
 	value, err := json.Marshal(found)
 	if err != nil { // not reached: strings and numbers always marshal
 		return
@@ -154,7 +154,7 @@ func setClaim(kept *certificatesv1.CertificateSigningRequest, found claim) {
 	if kept.Annotations == nil {
 		kept.Annotations = map[string]string{}
 	}
-	kept.Annotations[cachedClaim] = string(value)
+	kept.Annotations[annotationSummary] = string(value)
 }
 
 // identity is the metadata that distinguishes a version of a request from all others, and its age.

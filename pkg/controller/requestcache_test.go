@@ -91,10 +91,10 @@ func TestRequestsAreTrimmed(t *testing.T) {
 		if c.size > 0 {
 			kept.Annotations = map[string]string{attestation.AnnotationChallenge: "c"}
 		}
-		if _, claimed := bounded.claimIn(got); claimed != (c.size > 0 && c.state == pending) || bounded.isDropped(got) {
+		if _, claimed := bounded.summaryIn(got); claimed != (c.size > 0 && c.state == pending) || bounded.isDropped(got) {
 			t.Errorf("%s: %q", name, got.Annotations)
 		}
-		delete(got.Annotations, cachedClaim)
+		delete(got.Annotations, annotationSummary)
 		if !reflect.DeepEqual(got.ObjectMeta, kept) || (c.size == 0) != (got.Spec.Extra == nil) {
 			t.Errorf("%s: %+v", name, got.ObjectMeta)
 		}
@@ -116,7 +116,7 @@ func TestRequestsBeyondTheBudget(t *testing.T) {
 	cache := NewRequestCache(rules)
 	large := func(name, requester string) *certificatesv1.CertificateSigningRequest {
 		r := requestNamed(name, "uid-"+name)
-		r.Annotations = map[string]string{cachedClaim: `{"dropped":true,"ek":"forged"}`, attestation.AnnotationChallenge: "c"}
+		r.Annotations = map[string]string{annotationSummary: `{"dropped":true,"ek":"forged"}`, attestation.AnnotationChallenge: "c"}
 		r.Spec = certificatesv1.CertificateSigningRequestSpec{
 			SignerName: attestation.HelloSignerName, Username: requester, Request: make([]byte, attestation.MaxRequestSize), Groups: []string{"g"},
 		}
@@ -125,7 +125,7 @@ func TestRequestsBeyondTheBudget(t *testing.T) {
 	kept, dropped := map[string][]*certificatesv1.CertificateSigningRequest{}, map[string]int{}
 	file := func(name, requester string) {
 		got := cache.reduce(large(name, requester))
-		if claim, ok := bounded.claimIn(got); !ok || claim.EK != "" || got.Name != name || got.Spec.Username != requester || got.Spec.SignerName != attestation.HelloSignerName {
+		if claim, ok := bounded.summaryIn(got); !ok || claim.EK != "" || got.Name != name || got.Spec.Username != requester || got.Spec.SignerName != attestation.HelloSignerName {
 			t.Fatalf("%+v", got)
 		}
 		if !bounded.isDropped(got) {

@@ -188,8 +188,8 @@ func (c *collector) addSigner(ctx context.Context, s *snapshot) error {
 	return nil
 }
 
-// addRecordsOfNodeRefs adds the records of the Node in the nodeRef of the machine with the claimed
-// provider ID. Such a record may be another machine's.
+// addRecordsOfNodeRefs is for the machine with the claimed provider ID. It adds the records with
+// the node name in that machine's nodeRef. Such a record may be another machine's.
 func (c *collector) addRecordsOfNodeRefs(ctx context.Context, s *snapshot) error {
 	for i := range s.input.Machines {
 		m := &s.input.Machines[i]
@@ -221,8 +221,8 @@ func (c *collector) addToken(ctx context.Context, s *snapshot) error {
 	return nil
 }
 
-// addEK adds the claimed EK of a request with two rounds, whether an authority names it, its
-// records, and the hello of a proof.
+// addEK is for providers with two rounds. It sets the claimed EK, and whether a source or a record
+// names it. It also adds the EK's records and a proof's hello.
 func (c *collector) addEK(ctx context.Context, s *snapshot) error {
 	if s.challenger == nil {
 		return nil
@@ -238,6 +238,10 @@ func (c *collector) addEK(ctx context.Context, s *snapshot) error {
 	if err := c.addRecords(ctx, s, v1alpha1.FieldEK, s.ek); err != nil {
 		return err
 	}
+	// Accepting a proof sets LastAttested in the machine's record, before the hello is closed. If
+	// no record in the snapshot was attested since the hello was filed, the snapshot shows no
+	// accepted proof of it. If another replica accepted one meanwhile, writing the record causes a
+	// conflict.
 	if cached != nil && s.attestedSince(cached) {
 		if err := c.addLiveHello(ctx, s); err != nil { // same UID, so the same spec and EK
 			return err
@@ -342,19 +346,15 @@ func (c *collector) addRecords(ctx context.Context, s *snapshot, field, value st
 }
 
 // cachedHello returns the cached hello of a proof that has just arrived, if the cached version has
-// our challenge. It returns nil if the hello must be read live.
-//
-// Accepting a proof sets LastAttested in the machine's record, before the hello is closed. If no
-// record in the snapshot was attested since the hello was filed, the snapshot shows no accepted
-// proof of it. If another replica accepted one meanwhile, writing the record causes a conflict. A
-// proof that waited reads its hello live, since the watch may have hung meanwhile.
+// our challenge. It returns nil if the hello must be read live. A proof that waited reads its hello
+// live, since the watch may have hung meanwhile.
 func (c *collector) cachedHello(ctx context.Context, s *snapshot) *certificatesv1.CertificateSigningRequest {
 	proof := s.input.Request
 	if s.claim.Hello || s.consistency != Cached || c.retries.Waits(proof.Name, proof.UID) {
 		return nil
 	}
 	hello, err := FindHello(ctx, c.cached, s.challenger, proof)
-	if err != nil || hello == nil || !c.lastWrites.is(hello) || c.intake.isDropped(hello) {
+	if err != nil || hello == nil || !c.lastWrites.isOurChallenge(hello) || c.intake.isDropped(hello) {
 		return nil
 	}
 	return hello
@@ -397,7 +397,7 @@ func (l lastWrites) set(hello *certificatesv1.CertificateSigningRequest) {
 	l.versions.Add(hello.UID, hello.ResourceVersion)
 }
 
-func (l lastWrites) is(hello *certificatesv1.CertificateSigningRequest) bool {
+func (l lastWrites) isOurChallenge(hello *certificatesv1.CertificateSigningRequest) bool {
 	version, ok := l.versions.Get(hello.UID)
 	return ok && version == hello.ResourceVersion
 }
@@ -446,6 +446,8 @@ func (c *collector) addNode(ctx context.Context, s *snapshot, from assessment, m
 	if s.claim.Hello || s.claim.Serving || classOf(s.input.Request.Spec.Username) == fairqueue.Nodes {
 		return nil
 	}
+	// Absent also stands for "not read": then M5 refuses nothing, and report writes no Event on a
+	// Node. With remembered evidence the decision can only be to wait.
 	s.input.Node = verifier.Absent
 	if from == remembered || s.claim.NodeName == "" {
 		return nil

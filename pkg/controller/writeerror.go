@@ -26,8 +26,8 @@ type writeError struct{ err error }
 func (e *writeError) Error() string { return e.err.Error() }
 func (e *writeError) Unwrap() error { return e.err }
 
-// written marks err as the error of a write. It returns nil for nil.
-func written(err error) error {
+// asWriteError marks err as the error of a write. It returns nil for nil.
+func asWriteError(err error) error {
 	if err == nil {
 		return nil
 	}
@@ -63,5 +63,5 @@ const maxNote = telemetry.MaxMessage - 4
 
 // writeRecord writes a record under the version that was read.
 func (a *actor) writeRecord(ctx context.Context, record *v1alpha1.NodeAttestation) error {
-	return written(a.records.Write(ctx, record, a.Now()))
+	return asWriteError(a.records.Write(ctx, record, a.Now()))
 }

@@ -150,8 +150,8 @@ func (c *Client) File(ctx context.Context, object *certificatesv1.CertificateSig
 
 // Wait returns once classify (Classify or ClassifyHello) returns a decision on the object. If ctx
 // ends first, Wait returns ctx's error. It watches this one object, from the given version on. If a
-// watch is refused or ends early, it lists the object. If the API server sheds load (IsOverloaded),
-// Wait returns that error.
+// watch is refused or ends early, it lists the object. Wait returns the error if the API server
+// sheds load (IsOverloaded), answers 401, or refuses the list.
 func (c *Client) Wait(ctx context.Context, object *certificatesv1.CertificateSigningRequest, classify func(*certificatesv1.CertificateSigningRequest) Decision) (Decision, error) {
 	log, pause := klog.FromContext(ctx), firstPause
 	for {

@@ -9,10 +9,12 @@ import "slices"
 type ekState int
 
 const (
-	// ekStateNotContradicted: a source names the record's key, no source names any, or the machine
-	// is disputed.
+	// ekStateNotContradicted: the record has no key, or a source names the record's key and the
+	// machine is not disputed. Without an accepted replacement, it is also the state if the machine
+	// is disputed, or if no source names any key.
 	ekStateNotContradicted ekState = iota + 1
-	// ekStateNotNamed: sources name other keys, and the policy only warns. The record decides.
+	// ekStateNotNamed: sources name other keys. But the record's source names none or is
+	// unavailable, or the policy only warns. The record decides.
 	ekStateNotNamed
 	// ekStateChangePending: the source that vouched for the record's key names other keys, and the
 	// controller has not accepted that. The record decides.
@@ -124,8 +126,8 @@ func (e *evaluation) recordOf(m *Machine) *Record {
 	return nil
 }
 
-// pinsEK reports whether a record pins this request's key. A key that was replaced is no longer
-// pinned, even if its machine is gone.
+// pinsEK reports whether a record still binds this request's key to the record's machine. It no
+// longer binds a key that was replaced, even if the machine is gone.
 func (e *evaluation) pinsEK(r *Record) bool {
 	if e.ek == "" || r.EK != e.ek {
 		return false

@@ -62,8 +62,8 @@ func (b Boot) Before(other Boot) bool {
 	return b.Clock < other.Clock
 }
 
-// judgeEvidence applies A*, the result of the provider's verifier. An EK that no authority names
-// yet is used, too, since a contradiction is denied without waiting.
+// judgeEvidence applies A*, the result of the provider's verifier. It also uses an EK that no
+// source names yet. So a request that contradicts a record is denied at once.
 func (e *evaluation) judgeEvidence() {
 	evidence := e.in.Evidence
 	var refusals Refusals

@@ -301,7 +301,8 @@ func namesProvider(request []byte, signer Signer) bool {
 	}
 }
 
-// judge applies every rule, in the order of the reasons.
+// judge applies the rules. Their order decides which reason a denial shows first. The exceptions
+// are judgeSuspension and expiredLast.
 func (e *evaluation) judge() {
 	if e.in.Now.IsZero() {
 		e.deny(ReasonRefused, "no time was given")

@@ -71,8 +71,8 @@ const (
 )
 
 // selectMachine applies M1. The endorsement key selects the machine, or evidence that names a
-// machine. With the insecure signer the token selects it. On first use the provider ID may. If a
-// record has the key, no source can assign the key to another machine.
+// machine. With the insecure signer the token selects it. On first use the provider ID may select
+// it. If a record has the key, no source can assign the key to another machine.
 func (e *evaluation) selectMachine() {
 	var selected, recorded []*Machine
 	for i := range e.in.Machines {
@@ -217,8 +217,8 @@ func (e *evaluation) judgeName() {
 	}
 }
 
-// judgeNameOwner refuses evidence of no known machine, if a machine with other endorsement keys has
-// the node name. Waiting would not help.
+// judgeNameOwner applies if no machine was selected. It denies if a machine with other endorsement
+// keys has the node name, since waiting would not help. If that machine is disputed, it waits.
 func (e *evaluation) judgeNameOwner(name string) {
 	if e.ek == "" {
 		return

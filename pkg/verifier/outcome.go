@@ -69,7 +69,8 @@ type Class int
 
 // The classes.
 const (
-	// First: a bootstrap identity requests for a machine that has no record.
+	// First: a bootstrap identity requests for a machine that has no record. A record that this
+	// request created does not count until it has a certificate (isFirstProof).
 	First Class = iota + 1
 	// Again: a bootstrap identity requests for a machine that has a record.
 	Again

@@ -49,7 +49,7 @@ const (
 )
 
 // EKSource is an authority that names the endorsement keys (EKs) of machines. No node may be able
-// to write it. The record is always a source, too.
+// to write it.
 type EKSource string
 
 // The sources of EKs.

@@ -112,8 +112,8 @@ func digest(data []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// findRecord finds the machine's record. A bootstrap identity's request gets the class Again if
-// there is one, else First.
+// findRecord finds the machine's record. A bootstrap identity's request becomes Again if there is
+// one. A record that this request created does not count until it has a certificate.
 func (e *evaluation) findRecord() {
 	for i := range e.in.Records {
 		r := &e.in.Records[i]
@@ -121,8 +121,8 @@ func (e *evaluation) findRecord() {
 			e.record = r
 		}
 		if !e.evidenceAccepted && e.ek == "" && e.requested.nodeName != "" && r.NodeName == e.requested.nodeName {
-			// the class of the requester is not known; failures of the rules for first requests
-			// would add nothing
+			// Without an EK the machine is unknown. A record with the node name makes the request
+			// Again, so that the rules for first requests add no refusals.
 			e.record = r
 		}
 	}
@@ -214,7 +214,7 @@ func (e *evaluation) judgeRecords() {
 func (e *evaluation) judgeReplacement(r *Record) {
 	recorded := r.isFor(e.in.Request) // the request was approved when the record had its key
 	switch {
-	// the request already waits for that
+	// another rule already makes the request wait
 	case !recorded && (e.ekChangePending || e.machine.Disputed):
 	case !recorded && e.isAcceptedReplacement(r, e.machine):
 		e.warn(ReasonEKReplaced, "record: the endorsement key is now %.16s..., named by the source %s, and was %.16s...",

@@ -157,7 +157,7 @@ func TestTPMKilledBeforeEachStep(t *testing.T) {
 		return step == authenticator.StepAnnouncement || step == authenticator.StepReport
 	})
 	// The second round takes these steps again.
-	for _, twice := range []authenticator.Step{authenticator.StepSave, authenticator.StepFile, authenticator.StepNote} {
+	for _, twice := range []authenticator.Step{authenticator.StepSave, authenticator.StepFile, authenticator.StepSaveUID} {
 		steps = append(steps, twice+"#2")
 	}
 	for _, kind := range []string{"enrolment", "renewal"} {

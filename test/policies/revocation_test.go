@@ -200,7 +200,7 @@ func TestRevocationSetAdds(t *testing.T) {
 		t.Errorf("changed: %q", changed)
 	}
 	// CRDs; policies, guards with bindings; roles with bindings; the ConfigMap
-	if len(set) != 3+2*revocation.Policies+4+8+1 {
+	if len(set) != 3+2*revocation.PolicyCount+4+8+1 {
 		t.Errorf("%d objects more: %q", len(set), slices.Sorted(maps.Keys(set)))
 	}
 	deployment := rendered(t, revocationManifests)["Deployment "+namespace+"/"+account]
@@ -237,13 +237,13 @@ func TestRevocationOverlays(t *testing.T) {
 func (r *revoking) testRights(t *testing.T) {
 	const policies, bindings, lists, group = "validatingadmissionpolicies", "validatingadmissionpolicybindings", "revocationslices", "attestation.cluster.x-k8s.io"
 	var allowed, refused []right
-	for number := range int32(revocation.Policies) {
+	for number := range int32(revocation.PolicyCount) {
 		name := revocation.PolicyName(number + 1)
 		allowed = append(allowed, rights("get update", admission, policies, "", name)...)
 		refused = append(refused, rights("patch delete", admission, policies, "", name)...)
 		refused = append(refused, rights("get update patch delete", admission, bindings, "", name)...)
 	}
-	for _, name := range []string{approvalPolicy, recordsPolicy, listsPolicy, announcementPolicy, lifetimePolicy, revocation.PolicyName(revocation.Policies + 1), ""} {
+	for _, name := range []string{approvalPolicy, recordsPolicy, listsPolicy, announcementPolicy, lifetimePolicy, revocation.PolicyName(revocation.PolicyCount + 1), ""} {
 		refused = append(refused, rights("get update patch delete create", admission, policies, "", name)...)
 		refused = append(refused, rights("get update patch delete create", admission, bindings, "", name)...)
 	}

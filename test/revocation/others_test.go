@@ -110,7 +110,7 @@ func TestOthersAreUntouched(t *testing.T) {
 	}
 	t.Run("empty", func(t *testing.T) {
 		empty := lists{}
-		for number := range int32(revocation.Policies) {
+		for number := range int32(revocation.PolicyCount) {
 			empty[number+1] = nil
 		}
 		before := evaluations(t)
@@ -134,14 +134,14 @@ func TestOthersAreUntouched(t *testing.T) {
 	})
 	t.Run("filled", func(t *testing.T) {
 		filled := lists{}
-		for number := range int32(revocation.Policies) {
+		for number := range int32(revocation.PolicyCount) {
 			filled[number+1] = append(others(9), suspended(nodeCertificate(t, node.name)), revoked(nodeCertificate(t, "neighbour")))
 		}
 		filled[10] = append(filled[10], revoked(node.stolen))
 		before := evaluations(t)
 		inForceFor(t, filled, node.name, node.stolen)
 		write(t, "filleds")
-		if after := evaluations(t); after < before+float64(len(all)*revocation.Policies) {
+		if after := evaluations(t); after < before+float64(len(all)*revocation.PolicyCount) {
 			t.Errorf("policies were evaluated %v times", after-before)
 		}
 		for server := range shared.servers {

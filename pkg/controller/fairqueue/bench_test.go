@@ -61,11 +61,11 @@ func BenchmarkLimited(b *testing.B) {
 	}
 }
 
-func BenchmarkRelist(b *testing.B) {
+func BenchmarkReclassify(b *testing.B) {
 	q := newTestQueue(free)
 	fill(q, 100_000, junkOf(1))
 	for b.Loop() {
-		q.Relist()
+		q.Reclassify()
 	}
 }
 
@@ -100,7 +100,7 @@ func BenchmarkBytesPerRequest(b *testing.B) {
 			before := heap()
 			r := NewRetries[struct{}]()
 			for i := range count {
-				r.Wait(Waiting{Name: fmt.Sprintf("node-csr-%043d", i), UID: "00000000-0000-0000-0000-000000000000", Claim: junkOf(1)(i).Claim}, noon)
+				r.Remember(Waiting{Name: fmt.Sprintf("node-csr-%043d", i), UID: "00000000-0000-0000-0000-000000000000", Claim: junkOf(1)(i).Claim}, noon)
 			}
 			b.ReportMetric((heap()-before)/count, "B/waiting")
 			runtime.KeepAlive(r)

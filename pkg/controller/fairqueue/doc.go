@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package fairqueue orders and limits the work of the controller. A flood of requests delays only
-// its own requester. Of that requester's requests it delays those least that a known TPM has
-// signed, and then those of listed machines.
+// its own requester. Within that requester, requests signed by a known TPM are delayed least.
+// Requests of listed machines come next, then all others.
 //
 // Queue is a workqueue whose Get waits until the limits allow another reconciliation:
 //
@@ -13,10 +13,12 @@
 //	                                  └─ share: attested, listed, other claims      4 to 3 to 1
 //	                                       └─ first attempts, later attempts        round robin
 //	                                            └─ claim: AK, or EK and node name   round robin
-//	                                                 └─ newest, oldest              round robin
+//	                                                 ├─ first attempts: newest and oldest in turn
+//	                                                 └─ later attempts: oldest
 //
-// A claim is attested if its AK signed the request and is in a record. A claim is listed if a
-// source names its EK or its node name. Only the listed part of such a claim counts.
+// A claim is attested if its AK is in a record. AK is the attestation key whose signature in the
+// origin annotation covers the request. A claim is listed if a source names its EK or its node
+// name. Only the listed part of such a claim counts.
 //
 // Reading order: flow.go defines the flow by which a request is ordered. order.go is the tree
 // above, without a clock. queue.go adds locks and waiting. rates.go and bucket.go are the limits,

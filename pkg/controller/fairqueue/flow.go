@@ -28,12 +28,12 @@ const (
 )
 
 // Claim has the unverified claims of a request, except AK. It only decides which requests share a
-// fifo. A request whose claim cannot be read has the zero value, and shares a fifo with all others
-// of that kind.
+// claim queue. A request whose claim cannot be read has the zero value, and shares a claim queue
+// with all others of that kind.
 type Claim struct {
-	// AK is the attestation key that signed the request, "" if there is none. The signature was
-	// verified, so only the holder of the key can claim it. Everybody who can read requests can
-	// copy the other fields.
+	// AK is the attestation key whose signature in the origin annotation covers this request, "" if
+	// there is none. The signature was verified, so only the holder of the key can claim it.
+	// Everybody who can read requests can copy the other fields.
 	AK string
 	// EK is the fingerprint of the endorsement key, and Node the name of the node.
 	EK, Node string

@@ -50,15 +50,15 @@ type entry struct {
 	observed bool
 	// retried says that the request was reconciled before with tokens: it is no newcomer.
 	retried bool
-	// fifo is the fifo in which the request is queued, nil if it is not queued.
-	fifo  *fifo
+	// queue is the queue of its claim in which the request is queued, nil if it is not queued.
+	queue *claimQueue
 	place element[*entry]
 }
 
 // lane has the requesters of queued requests, with or without limits.
 type lane struct {
 	requesters map[string]*requester
-	fifos      map[fifoKey]*fifo
+	queues     map[claimQueueKey]*claimQueue
 	// rounds has the requesters that may have a token, by class. lastClass is the class that was
 	// served last.
 	rounds    [classes]list[*requester]
@@ -74,7 +74,7 @@ type requester struct {
 	// bucket is nil in the unlimited lane.
 	bucket *bucket
 	// denial is the number of tokens that each request takes in advance, and returns when it is
-	// done. It comes from the time that the last denial took.
+	// done. It comes from the time of the last charge.
 	denial int
 	// shares divides the requests by their claims. attestedLast says that the attested share was
 	// served last. listedInRow counts how often the listed share was served since the unlisted one.
@@ -100,7 +100,7 @@ const (
 	unlistedShare = iota
 	listedShare
 	// attestedShare is served every other time if the requester has other requests, too. Only the
-	// machine itself can add requests to its fifo there.
+	// machine itself can add requests to its claim queue there.
 	attestedShare
 )
 
@@ -111,11 +111,11 @@ const (
 // for one other request.
 const listedWeight = 3
 
-// share has the fifos of some claims of a requester: one round of first attempts, and one of later
+// share has the queues of some claims of a requester: one round of first attempts, and one of later
 // attempts. The rounds are served alternately, so that a backlog of waiting requests does not delay
 // a newcomer.
 type share struct {
-	rounds [2]list[*fifo]
+	rounds [2]list[*claimQueue]
 	last   int
 }
 
@@ -124,17 +124,17 @@ const (
 	laterAttempts
 )
 
-// fifo has the queued requests of one claim, either first attempts or later ones.
-type fifo struct {
-	fifoKey
+// claimQueue has the queued requests of one claim, either first attempts or later ones.
+type claimQueue struct {
+	claimQueueKey
 	share   int
 	entries list[*entry]
 	// newest says that the newest request is next. Of later attempts the oldest is always next.
 	newest bool
-	place  element[*fifo]
+	place  element[*claimQueue]
 }
 
-type fifoKey struct {
+type claimQueueKey struct {
 	requester *requester
 	claim     Claim
 	attempts  int
@@ -146,7 +146,7 @@ func newOrder(rates Rates, listed func(Claim) bool, attested func(ak string) boo
 		advances: map[reconcile.Request]advance{},
 	}
 	for i := range o.lanes {
-		o.lanes[i] = lane{requesters: map[string]*requester{}, fifos: map[fifoKey]*fifo{}}
+		o.lanes[i] = lane{requesters: map[string]*requester{}, queues: map[claimQueueKey]*claimQueue{}}
 	}
 	return o
 }
@@ -188,13 +188,13 @@ func (o *order) entry(request reconcile.Request) *entry {
 
 // release forgets a request that is neither queued nor observed.
 func (o *order) release(e *entry) {
-	if e.fifo == nil && !e.observed {
+	if e.queue == nil && !e.observed {
 		delete(o.entries, e.request)
 	}
 }
 
 func (o *order) change(e *entry, flow Flow) {
-	queued := e.fifo != nil
+	queued := e.queue != nil
 	if queued {
 		o.detach(e)
 	}
@@ -212,8 +212,8 @@ func (o *order) Push(request reconcile.Request) {
 
 // Touch is called when a queued request is added again. The machines may have changed since.
 func (o *order) Touch(request reconcile.Request) {
-	if e := o.entries[request]; e != nil && e.fifo != nil {
-		o.relistEntry(e)
+	if e := o.entries[request]; e != nil && e.queue != nil {
+		o.reclassifyEntry(e)
 	}
 }
 
@@ -227,7 +227,7 @@ func (o *order) lane(f Flow) *lane {
 	return &o.lanes[limited]
 }
 
-// attach puts a request at the end of its fifo.
+// attach puts a request at the end of its claim queue.
 func (o *order) attach(e *entry) {
 	lane := o.lane(e.flow)
 	r := lane.requesters[e.flow.Requester]
@@ -241,34 +241,35 @@ func (o *order) attach(e *entry) {
 		lane.rounds[r.class].pushBack(&r.place)
 	}
 	claim, share := o.shareOf(e.flow)
-	key := fifoKey{r, claim, firstAttempts}
+	key := claimQueueKey{r, claim, firstAttempts}
 	if e.retried || e.flow.Unlimited {
 		// A request that takes no tokens is not counted, so it has no first attempt.
 		key.attempts = laterAttempts
 	}
-	l := lane.fifos[key]
+	l := lane.queues[key]
 	if l == nil {
-		l = &fifo{fifoKey: key, newest: key.attempts == firstAttempts, share: share}
+		l = &claimQueue{claimQueueKey: key, newest: key.attempts == firstAttempts, share: share}
 		l.place.value = l
-		lane.fifos[key] = l
+		lane.queues[key] = l
 		l.round().pushBack(&l.place)
 	} else {
 		l.setShare(share)
 	}
-	e.fifo = l
+	e.queue = l
 	l.entries.pushBack(&e.place)
 }
 
-// detach takes a request out of its fifo, and removes the fifo and the requester if they are empty.
+// detach takes a request out of its claim queue, and removes the claim queue and the requester if
+// they are empty.
 func (o *order) detach(e *entry) {
-	l, lane := e.fifo, o.lane(e.flow)
+	l, lane := e.queue, o.lane(e.flow)
 	r := l.requester
-	e.fifo = nil
+	e.queue = nil
 	if l.entries.remove(&e.place); !l.entries.empty() {
 		return
 	}
 	l.round().remove(&l.place)
-	delete(lane.fifos, l.fifoKey)
+	delete(lane.queues, l.claimQueueKey)
 	if r.has(unlistedShare) || r.has(listedShare) || r.has(attestedShare) {
 		return
 	}
@@ -284,9 +285,10 @@ func (o *order) detach(e *entry) {
 	}
 }
 
-// shareOf returns the claim whose fifo a request is queued in, and the share of that fifo. Of an
-// attested claim only the AK counts, and of a listed one only the listed part. Otherwise a flood
-// with one machine's EK and many node names would have many fifos beside that machine's.
+// shareOf returns the claim whose claim queue a request is queued in, and the share of that claim
+// queue. Of an attested claim only the AK counts, and of a listed one only the listed part.
+// Otherwise a flood with one machine's EK and many node names would have many queues beside that
+// machine's.
 func (o *order) shareOf(f Flow) (Claim, int) {
 	ak := f.Claim.AK
 	f.Claim.AK = "" // a flood can have another unknown AK in each request
@@ -304,32 +306,32 @@ func (o *order) shareOf(f Flow) (Claim, int) {
 	return f.Claim, unlistedShare
 }
 
-// relist moves the requests whose claims have become listed or attested, or no longer are. It makes
-// up to three calls of listed and attested for each queued request.
-func (o *order) relist() {
-	for _, l := range slices.Collect(maps.Values(o.lanes[limited].fifos)) {
+// reclassify moves the requests whose claims have become listed or attested, or no longer are. It
+// makes up to three calls of listed and attested for each queued request.
+func (o *order) reclassify() {
+	for _, l := range slices.Collect(maps.Values(o.lanes[limited].queues)) {
 		var queued []*entry
 		for place := l.entries.first; place != nil; place = place.next {
 			queued = append(queued, place.value)
 		}
 		for _, e := range queued {
-			o.relistEntry(e)
+			o.reclassifyEntry(e)
 		}
 	}
 }
 
-func (o *order) relistEntry(e *entry) {
+func (o *order) reclassifyEntry(e *entry) {
 	claim, share := o.shareOf(e.flow)
-	if claim == e.fifo.claim {
-		e.fifo.setShare(share)
+	if claim == e.queue.claim {
+		e.queue.setShare(share)
 		return
 	}
 	o.detach(e)
 	o.attach(e)
 }
 
-// setShare moves a fifo to the share of its claim.
-func (l *fifo) setShare(share int) {
+// setShare moves a claim queue to the share of its claim.
+func (l *claimQueue) setShare(share int) {
 	if share != l.share {
 		l.round().remove(&l.place)
 		l.share = share
@@ -413,18 +415,17 @@ func (o *order) Pop() reconcile.Request {
 	return e.request
 }
 
-// Each request reduces the advance by one part in advanceShare. The next denial restores it, and
-// other requests reduce it to nothing.
+// Each request reduces the advance by one part in advanceShare. The next charge restores it, and
+// requests without a charge reduce it to nothing.
 const advanceShare = 8
 
-// charge takes further tokens of a requester: as many as it would get in the time that a denial
-// took.
+// charge takes the tokens that the requester would get in the time took.
 //
-// Concurrent denials must not add up. Otherwise the requester would not be served until all of that
-// time has passed, and its listed machines would wait. So after a denial each request takes the
-// same number of tokens in advance, and returns them when it is done. Nothing was taken in advance
-// before the first denial. So a charge delays the next request by no more than its own time and one
-// advance.
+// Concurrent charges must not add up. Otherwise the requester would not be served until the sum of
+// their times has passed, and its listed machines would wait. So after a charge, each request takes
+// the same number of tokens in advance, and gets them back when it is done. Requests that began
+// before the first charge took nothing in advance. So a charge delays the next request by no more
+// than its own time and one advance.
 func (o *order) charge(name string, took, now time.Duration) {
 	rate := o.rates.Requester
 	tokens := int(min(took/rate.Every, time.Duration(rate.Burst)))
@@ -454,8 +455,8 @@ func (o *order) done(request reconcile.Request) {
 	}
 }
 
-// next returns the fifo that is served next, and moves it to the end of its round.
-func (r *requester) next() *fifo {
+// next returns the claim queue that is served next, and moves it to the end of its round.
+func (r *requester) next() *claimQueue {
 	others := r.has(unlistedShare) || r.has(listedShare)
 	if r.has(attestedShare) && (!r.attestedLast || !others) {
 		r.attestedLast = true
@@ -476,7 +477,7 @@ func (s *share) empty() bool {
 	return s.rounds[firstAttempts].empty() && s.rounds[laterAttempts].empty()
 }
 
-func (s *share) next() *fifo {
+func (s *share) next() *claimQueue {
 	s.last = 1 - s.last
 	if s.rounds[s.last].empty() {
 		s.last = 1 - s.last
@@ -487,7 +488,7 @@ func (s *share) next() *fifo {
 	return first.value
 }
 
-func (l *fifo) round() *list[*fifo] {
+func (l *claimQueue) round() *list[*claimQueue] {
 	return &l.requester.shares[l.share].rounds[l.attempts]
 }
 
@@ -498,7 +499,7 @@ func (l *fifo) round() *list[*fifo] {
 //
 // A retried request does not count as new. Otherwise waiting copies would be the newest again at
 // each retry, and would overtake each newcomer without another write.
-func (l *fifo) next() *entry {
+func (l *claimQueue) next() *entry {
 	if l.attempts == laterAttempts {
 		return l.entries.first.value
 	}

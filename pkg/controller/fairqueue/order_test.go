@@ -180,7 +180,7 @@ func TestNewcomerIsNextBesideCopiesOfItsClaim(t *testing.T) {
 			}
 			// The oldest go on meanwhile: half of the turns were theirs.
 			for i := range 2500 {
-				if s.entries[requestOf(fmt.Sprint("copy-", i))].fifo != nil {
+				if s.entries[requestOf(fmt.Sprint("copy-", i))].queue != nil {
 					t.Errorf("copy %d is still queued", i)
 				}
 			}
@@ -534,13 +534,13 @@ func TestClaimsAreListedLater(t *testing.T) {
 	if got := s.next(); got != "touched" {
 		t.Errorf("%s is next", got)
 	}
-	s.relist()
+	s.reclassify()
 	if s.check(); s.next() != "honest" {
 		t.Error("the machine that is listed now is not next")
 	}
 	s.add("honest again", token("honest"))
 	delete(machines, "honest")
-	s.relist()
+	s.reclassify()
 	if s.check(); s.next() == "honest again" {
 		t.Error("the machine that is no longer listed is next")
 	}
@@ -576,7 +576,7 @@ func TestListedPartsShareTurns(t *testing.T) {
 				s.add("other", flow(Claim{EK: "other", Node: "other"}))
 				if later {
 					s.listed = c.listed
-					s.relist()
+					s.reclassify()
 				}
 				s.add("machine", flow(Claim{EK: "machine", Node: "machine"})) // it comes last
 				s.check()
@@ -778,22 +778,22 @@ func (s *simulation) check() {
 	s.t.Helper()
 	queued := 0
 	for _, e := range s.entries {
-		if e.fifo != nil {
+		if e.queue != nil {
 			queued++
 		} else if !e.observed {
 			s.t.Errorf("%s is remembered in vain", e.request.Name)
 		}
 	}
-	inFifos, fifos, requesters := 0, 0, 0
+	inQueues, queues, requesters := 0, 0, 0
 	for i := range s.lanes {
 		lane := &s.lanes[i]
-		for _, l := range lane.fifos {
+		for _, l := range lane.queues {
 			if l.entries.empty() {
-				s.t.Error("there is an empty fifo")
+				s.t.Error("there is an empty claimQueue")
 			}
 			for e := l.entries.first; e != nil; e = e.next {
-				if inFifos++; e.value.fifo != l || e.next == nil && l.entries.last != e {
-					s.t.Errorf("%s is in another fifo", e.value.request.Name)
+				if inQueues++; e.value.queue != l || e.next == nil && l.entries.last != e {
+					s.t.Errorf("%s is in another claimQueue", e.value.request.Name)
 				}
 			}
 		}
@@ -801,7 +801,7 @@ func (s *simulation) check() {
 			for _, share := range r.shares {
 				for _, round := range share.rounds {
 					for l := round.first; l != nil; l = l.next {
-						fifos++
+						queues++
 					}
 				}
 			}
@@ -809,7 +809,7 @@ func (s *simulation) check() {
 				s.t.Errorf("%s is not where it is said to be", name)
 			}
 		}
-		fifos -= len(lane.fifos)
+		queues -= len(lane.queues)
 		for _, round := range lane.rounds {
 			for r := round.first; r != nil; r = r.next {
 				requesters++
@@ -817,8 +817,8 @@ func (s *simulation) check() {
 		}
 		requesters += len(lane.parked) - len(lane.requesters)
 	}
-	if queued != s.Len() || inFifos != s.Len() || fifos != 0 || requesters != 0 {
-		s.t.Errorf("%d are queued, %d in fifos, %d said to be; %d fifos and %d requesters too many", queued, inFifos, s.Len(), fifos, requesters)
+	if queued != s.Len() || inQueues != s.Len() || queues != 0 || requesters != 0 {
+		s.t.Errorf("%d are queued, %d in claim queues, %d said to be; %d claim queues and %d requesters too many", queued, inQueues, s.Len(), queues, requesters)
 	}
 }
 

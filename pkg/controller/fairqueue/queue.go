@@ -69,13 +69,13 @@ func (q *Queue) Forget(name string) {
 	q.update(func() { q.order.forget(requestOf(name)) })
 }
 
-// Relist checks again which of the queued claims are listed or attested. Call it when the machines
-// have changed, at most once a second: it takes some 20 ms for 100,000 claims.
-func (q *Queue) Relist() { q.update(q.order.relist) }
+// Reclassify checks again which of the queued claims are listed or attested. Call it when the
+// machines have changed, at most once a second: it takes some 20 ms for 100,000 claims.
+func (q *Queue) Reclassify() { q.update(q.order.reclassify) }
 
-// Charge delays a requester's next requests by the time that the denial of one of its requests
-// took. So on average, one request of a requester is denied at a time: a slow API server gets fewer
-// denials per second. Call Charge before Done.
+// Charge delays a requester's next requests by the time that extra API calls for one of its
+// requests took, such as a denial. So on average, such calls are made for one request of a
+// requester at a time: a slow API server gets fewer of them per second. Call Charge before Done.
 func (q *Queue) Charge(requester string, took time.Duration) {
 	q.update(func() { q.order.charge(requester, took, q.elapsed()) })
 }

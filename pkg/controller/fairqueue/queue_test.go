@@ -117,7 +117,7 @@ func TestQueueUnderConcurrency(t *testing.T) {
 					case 1:
 						q.Charge(token("a").Requester, time.Millisecond)
 					case 2:
-						q.Relist()
+						q.Reclassify()
 					}
 					q.add(name, token(fmt.Sprint("listed-", name)))
 					time.Sleep(time.Duration(random.IntN(int(time.Millisecond))))

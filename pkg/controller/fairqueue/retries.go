@@ -14,10 +14,10 @@ import (
 // Retries remembers the waiting requests, such as those that wait for an inventory, until they are
 // decided or gone. M is the controller's type for remembered evidence.
 //
-// If a request must wait, the controller calls Wait and requeues the request after the returned
+// If a request must wait, the controller calls Remember and requeues the request after the returned
 // time. News says whether to report the decision, and Published whether to write the reason into
 // the request. After judging the evidence again, the controller calls Keep. When the machines have
-// changed, it adds the names of Wake to the queue, and calls Queue.Relist. When a request is
+// changed, it adds the names of Wake to the queue, and calls Queue.Reclassify. When a request is
 // decided or gone, it calls Forget. A waiting request costs nothing until it is requeued.
 //
 // A request that was woken is also requeued at its former time, since client-go's delaying queue
@@ -77,9 +77,9 @@ const (
 	retryShare = 60
 )
 
-// Wait remembers a waiting request, and returns the time until its next retry. The time grows with
+// Remember stores a waiting request, and returns the time until its next retry. The time grows with
 // the age of the request, and ends at its deadline.
-func (r *Retries[M]) Wait(w Waiting, now time.Time) time.Duration {
+func (r *Retries[M]) Remember(w Waiting, now time.Time) time.Duration {
 	r.mu.Lock()
 	known := r.of(w.Name, w.UID)
 	r.uncount(known)
@@ -102,9 +102,9 @@ func (r *Retries[M]) Waits(name string, uid types.UID) bool {
 	return r.known(name, uid) != nil
 }
 
-// News reports whether a message about a waiting request differs from the one before, and remembers
-// that it was reported.
-func (r *Retries[M]) News(name string, uid types.UID, message string) bool {
+// MarkReported reports whether a message about a waiting request differs from the one before, and
+// remembers that it was reported.
+func (r *Retries[M]) MarkReported(name string, uid types.UID, message string) bool {
 	hash := maphash.String(r.seed, message)
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -150,8 +150,8 @@ func (r *Retries[M]) Memo(name string, uid types.UID, now time.Time) (memo M, ok
 	return known.memo, true
 }
 
-// Keep keeps a memo of evidence that was judged at the time judged, if the request waits. Never
-// pass a memo that Memo returned with a later time.
+// Keep keeps a memo of evidence that was judged at the time judged, if the request waits. Do
+// not keep a memo from Memo under a later time: it would never expire.
 func (r *Retries[M]) Keep(name string, uid types.UID, memo M, judged time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

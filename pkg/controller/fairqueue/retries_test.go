@@ -37,7 +37,7 @@ func TestWhenAWaitingRequestIsLookedAt(t *testing.T) {
 			if c.deadline != 0 {
 				w.Deadline = noon.Add(c.deadline)
 			}
-			if got := NewRetries[int]().Wait(w, noon.Add(c.age)); got != c.want {
+			if got := NewRetries[int]().Remember(w, noon.Add(c.age)); got != c.want {
 				t.Errorf("after %v, not %v", got, c.want)
 			}
 		})
@@ -52,19 +52,19 @@ func TestNews(t *testing.T) {
 	}{
 		{"a", "one", true}, {"a", "one", false}, {"a", "two", true}, {"a", "one", true}, {"b", "one", true}, {"a", "", true}, {"a", "", false},
 	} {
-		if got := r.News(c.name, "1", c.message); got != c.want {
+		if got := r.MarkReported(c.name, "1", c.message); got != c.want {
 			t.Errorf("%d: %v", i, got)
 		}
 	}
 	r.Forget("a")
-	if !r.News("a", "1", "") {
+	if !r.MarkReported("a", "1", "") {
 		t.Error("a request that was forgotten has no news")
 	}
-	r.Wait(Waiting{Name: "a", UID: "1"}, noon)
-	if r.News("a", "1", "") {
+	r.Remember(Waiting{Name: "a", UID: "1"}, noon)
+	if r.MarkReported("a", "1", "") {
 		t.Error("Wait forgets what was reported")
 	}
-	if !r.News("a", "2", "") || r.Waits("a", "1") {
+	if !r.MarkReported("a", "2", "") || r.Waits("a", "1") {
 		t.Error("another request of the name is taken for the first")
 	}
 }
@@ -76,10 +76,10 @@ func TestPublished(t *testing.T) {
 	if r.Published("a", "1") != "" || r.Waits("a", "1") {
 		t.Error("a reason is remembered of a request that does not wait")
 	}
-	r.Wait(Waiting{Name: "a", UID: "1"}, noon)
+	r.Remember(Waiting{Name: "a", UID: "1"}, noon)
 	r.SetPublished("a", "2", "another's")
 	r.SetPublished("a", "1", "reason")
-	r.Wait(Waiting{Name: "a", UID: "1"}, noon)
+	r.Remember(Waiting{Name: "a", UID: "1"}, noon)
 	if r.Published("a", "1") != "reason" || r.Published("a", "2") != "" {
 		t.Errorf("%q, %q", r.Published("a", "1"), r.Published("a", "2"))
 	}
@@ -95,7 +95,7 @@ func TestMemo(t *testing.T) {
 	if _, ok := r.Memo("a", "1", noon); ok || r.Waits("a", "1") {
 		t.Error("there is a memo of a request that does not wait")
 	}
-	r.Wait(Waiting{Name: "a", UID: "1"}, noon)
+	r.Remember(Waiting{Name: "a", UID: "1"}, noon)
 	if _, ok := r.Memo("a", "1", noon); ok || !r.Waits("a", "1") {
 		t.Error("there is a memo that nobody has kept")
 	}
@@ -109,12 +109,12 @@ func TestMemo(t *testing.T) {
 		"at once": {"1", 0, "memo"}, "later": {"1", maxJudged - 1, "memo"}, "too late": {"1", maxJudged, ""},
 		"another": {"2", 0, ""}, "the clock was put back": {"1", -1, ""},
 	} {
-		r.Wait(Waiting{Name: "a", UID: "1"}, noon.Add(c.after))
+		r.Remember(Waiting{Name: "a", UID: "1"}, noon.Add(c.after))
 		if got, ok := r.Memo("a", "1", noon.Add(c.after)); c.uid == "1" && (got != c.want || ok != (c.want != "")) {
 			t.Errorf("%s: %q, %v", name, got, ok)
 		}
 	}
-	r.Wait(Waiting{Name: "a", UID: "2"}, noon)
+	r.Remember(Waiting{Name: "a", UID: "2"}, noon)
 	if _, ok := r.Memo("a", "2", noon); ok {
 		t.Error("another request has the memo of the first")
 	}
@@ -124,16 +124,16 @@ func TestMemo(t *testing.T) {
 func TestWake(t *testing.T) {
 	r := NewRetries[int]()
 	for i := range flood {
-		r.Wait(Waiting{Name: fmt.Sprint("junk-", i), Claim: Claim{Node: fmt.Sprint("junk-", i)}}, noon)
+		r.Remember(Waiting{Name: fmt.Sprint("junk-", i), Claim: Claim{Node: fmt.Sprint("junk-", i)}}, noon)
 	}
 	for _, name := range []string{"a", "b", "c"} {
-		r.Wait(Waiting{Name: name, Claim: Claim{Node: "listed-" + name}}, noon)
+		r.Remember(Waiting{Name: name, Claim: Claim{Node: "listed-" + name}}, noon)
 	}
 	if r.Len() != flood+3 {
 		t.Errorf("%d wait", r.Len())
 	}
-	r.Wait(Waiting{Name: "c", Claim: Claim{Node: "c"}}, noon) // its claim can be read only now
-	r.News("no claim yet", "1", "")
+	r.Remember(Waiting{Name: "c", Claim: Claim{Node: "c"}}, noon) // its claim can be read only now
+	r.MarkReported("no claim yet", "1", "")
 	r.Forget("b")
 	woken := r.Wake(func(c Claim) bool { return strings.HasPrefix(c.Node, "listed") })
 	if !slices.Equal(woken, []string{"a"}) {
@@ -152,7 +152,7 @@ func TestWaitingRequestsAreCountedByCause(t *testing.T) {
 		}
 	}
 	wait := func(name, uid, cause string) {
-		r.Wait(Waiting{Name: name, UID: types.UID(uid), Cause: cause}, noon)
+		r.Remember(Waiting{Name: name, UID: types.UID(uid), Cause: cause}, noon)
 	}
 	wait("a", "1", "MachineNotFound")
 	wait("a", "1", "MachineNotFound")
@@ -163,7 +163,7 @@ func TestWaitingRequestsAreCountedByCause(t *testing.T) {
 	counts(map[string]int{"MachineNotFound": 1, "SignerUnavailable": 1})
 	wait("a", "4", "MachineNotFound")
 	counts(map[string]int{"MachineNotFound": 2})
-	r.News("b", "5", "another request")
+	r.MarkReported("b", "5", "another request")
 	counts(map[string]int{"MachineNotFound": 1})
 	for _, name := range []string{"a", "a", "b", "c", "d"} {
 		r.Forget(name)

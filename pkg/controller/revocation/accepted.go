@@ -34,7 +34,7 @@ func (s *policyState) next(lists map[int32]v1alpha1.RevocationSliceSpec, failed 
 	behind := map[string]bool{} // nodes with a policy that could not be written
 	for number, list := range lists {
 		err := failed[PolicyName(number)]
-		if number > Policies || errors.Is(err, errMissing) {
+		if number > PolicyCount || errors.Is(err, errMissing) {
 			continue
 		}
 		for _, c := range list.Certificates {

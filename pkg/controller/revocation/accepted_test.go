@@ -56,6 +56,6 @@ func TestUntilAccepted(t *testing.T) {
 	expect("written long ago", "a", 0, 0)
 	round(now, map[string]error{PolicyName(1): errMissing, PolicyName(2): errMissing}, lists)
 	expect("the policies are missing", "a", 0, 0)
-	round(now, refused, map[int32]v1alpha1.RevocationSliceSpec{Policies + 1: list("a")})
+	round(now, refused, map[int32]v1alpha1.RevocationSliceSpec{PolicyCount + 1: list("a")})
 	expect("only on a list without a policy", "a", 0, 0)
 }

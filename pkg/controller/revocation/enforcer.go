@@ -176,7 +176,7 @@ func trim(object any) (any, error) {
 }
 
 func isOurs(policy string) bool {
-	for number := int32(1); number <= Policies; number++ {
+	for number := int32(1); number <= PolicyCount; number++ {
 		if policy == PolicyName(number) {
 			return true
 		}
@@ -400,7 +400,7 @@ func (e *Enforcer) writeLists(ctx context.Context, existing []v1alpha1.Revocatio
 	}
 	failed := map[int32]error{}
 	for _, number := range slices.Sorted(maps.Keys(wanted)) {
-		if number > Policies && len(failed) > 0 {
+		if number > PolicyCount && len(failed) > 0 {
 			break
 		}
 		if err := e.writeList(ctx, byNumber[number], number, wanted[number]); err != nil {
@@ -436,7 +436,7 @@ func (e *Enforcer) writeList(ctx context.Context, list *v1alpha1.RevocationSlice
 // their policies stay as they are.
 func (e *Enforcer) writePolicies(ctx context.Context, p plan, unlisted map[int32]error) (problems []string) {
 	rendered, failed := map[string]*admissionv1.ValidatingAdmissionPolicySpec{}, map[string]error{}
-	for number := int32(1); number <= Policies; number++ {
+	for number := int32(1); number <= PolicyCount; number++ {
 		spec, err := RenderPolicy(p.lists[number], e.Signers)
 		if err = cmp.Or(unlisted[number], err); err != nil {
 			failed[PolicyName(number)] = err
@@ -506,7 +506,7 @@ func (e *Enforcer) gauge(p plan, inForce bool) {
 	for number, list := range p.lists {
 		for _, c := range list.Certificates {
 			switch {
-			case number > Policies || !inForce:
+			case number > PolicyCount || !inForce:
 				count.NotInForce++
 			case c.Suspended:
 				count.Suspended++
@@ -515,14 +515,14 @@ func (e *Enforcer) gauge(p plan, inForce bool) {
 			}
 		}
 	}
-	e.Metrics.Revoked(count, Policies*SliceCapacity)
+	e.Metrics.Revoked(count, PolicyCount*SliceCapacity)
 }
 
 // conclude sets the condition: whether each revoked certificate is refused.
 func (e *Enforcer) conclude(ctx context.Context, p plan, problems []string) {
 	beyond := false
 	for number, list := range p.lists {
-		beyond = beyond || number > Policies && len(list.Certificates) > 0
+		beyond = beyond || number > PolicyCount && len(list.Certificates) > 0
 	}
 	switch {
 	case len(problems) > 0:

@@ -52,7 +52,7 @@ func newWorld(t *testing.T, objects ...client.Object) *world {
 	w := &world{minor: "36", events: events.NewFakeRecorder(100), record: record("a", issued("old", time.Hour))}
 	objects = append(objects, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}},
 		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: attestation.AnnouncementNamespace, Name: attestation.AnnouncementName}})
-	for number := int32(1); number <= Policies; number++ {
+	for number := int32(1); number <= PolicyCount; number++ {
 		spec, err := RenderPolicy(v1alpha1.RevocationSliceSpec{}, signers)
 		if err != nil {
 			t.Fatal(err)

@@ -432,7 +432,7 @@ func (p *planner) fill() {
 	}
 	for _, sum := range slices.Sorted(maps.Keys(p.entries)) {
 		c, number := p.entries[sum], p.numbers[sum]
-		if to := firstWithRoom(c); number == 0 || number > Policies && to <= Policies {
+		if to := firstWithRoom(c); number == 0 || number > PolicyCount && to <= PolicyCount {
 			if number > 0 {
 				adjust(number, c, -1)
 			}

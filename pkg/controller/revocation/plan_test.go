@@ -270,17 +270,17 @@ func TestDeletedListIsRestored(t *testing.T) {
 func TestLists(t *testing.T) {
 	t.Parallel()
 	var records []v1alpha1.NodeAttestation
-	for i := range Policies*SliceCapacity + 1 {
+	for i := range PolicyCount*SliceCapacity + 1 {
 		records = append(records, record(fmt.Sprintf("n%05d", i), issued(fmt.Sprintf("c%05d", i), time.Hour)))
 	}
 	in := input{now: noon.Add(time.Second), records: records, revocations: []v1alpha1.NodeRevocation{revocation(v1alpha1.RevokeImmediately)}}
 	p := newPlan(in)
-	for number := int32(1); number <= Policies; number++ {
+	for number := int32(1); number <= PolicyCount; number++ {
 		if got := len(p.lists[number].Certificates); got != SliceCapacity {
 			t.Errorf("list %d has %d", number, got)
 		}
 	}
-	if got := len(p.lists[Policies+1].Certificates); got != 1 {
+	if got := len(p.lists[PolicyCount+1].Certificates); got != 1 {
 		t.Errorf("beyond the policies there are %d", got)
 	}
 	if got := len(p.statuses["r"].waiting); got != maxWaiting {
@@ -304,17 +304,17 @@ func TestLists(t *testing.T) {
 	}
 	in.records, in.revocations = nil, nil
 	moved := newPlan(in)
-	if len(moved.lists[Policies+1].Certificates) != 0 || len(moved.lists[3].Certificates) != SliceCapacity || len(moved.revoked()) != Policies*SliceCapacity {
-		t.Errorf("%d are left beyond the policies", len(moved.lists[Policies+1].Certificates))
+	if len(moved.lists[PolicyCount+1].Certificates) != 0 || len(moved.lists[3].Certificates) != SliceCapacity || len(moved.revoked()) != PolicyCount*SliceCapacity {
+		t.Errorf("%d are left beyond the policies", len(moved.lists[PolicyCount+1].Certificates))
 	}
 	// A crash between two writes leaves a certificate on two lists.
 	in.existing = moved.listed()
 	for i := range in.existing {
-		if in.existing[i].Spec.Number == Policies+1 {
-			in.existing[i].Spec.Certificates = p.lists[Policies+1].Certificates
+		if in.existing[i].Spec.Number == PolicyCount+1 {
+			in.existing[i].Spec.Certificates = p.lists[PolicyCount+1].Certificates
 		}
 	}
-	if got := newPlan(in); len(got.lists[Policies+1].Certificates) != 0 || len(got.revoked()) != Policies*SliceCapacity {
+	if got := newPlan(in); len(got.lists[PolicyCount+1].Certificates) != 0 || len(got.revoked()) != PolicyCount*SliceCapacity {
 		t.Errorf("it is on two lists: %d", len(got.revoked()))
 	}
 }

@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// Policies is the number of admission policies for revoked certificates in a release.
-	Policies = 10
+	// PolicyCount is the number of admission policies for revoked certificates in a release.
+	PolicyCount = 10
 	// SliceCapacity is the maximum number of revoked certificates in a slice, and of fingerprints
 	// in one expression. An expression has at most 100,000 code points (apiserver/pkg/cel), and a
 	// fingerprint takes 78.

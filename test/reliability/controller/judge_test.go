@@ -38,7 +38,7 @@ const (
 	keptProofs = 16
 	// cleaners is how many requests are deleted at a time, and caughtUp how long a request may be
 	// due for that if they have caught up.
-	cleaners, caughtUp = 2, 5*time.Second
+	cleaners, caughtUp = 2, 5 * time.Second
 )
 
 // author is who files a request.

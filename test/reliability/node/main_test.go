@@ -144,10 +144,10 @@ func steps(t *testing.T) []string {
 			all = append(all, string(step))
 		}
 	}
-	for _, twice := range []authenticator.Step{authenticator.StepSave, authenticator.StepFile, authenticator.StepNote} {
+	for _, twice := range []authenticator.Step{authenticator.StepSave, authenticator.StepFile, authenticator.StepSaveUID} {
 		all = append(all, string(twice)+"#2")
 	}
-	return reliability.Size(t, "limits", []string{string(authenticator.StepNote), string(authenticator.StepInstall)}, all)
+	return reliability.Size(t, "limits", []string{string(authenticator.StepSaveUID), string(authenticator.StepInstall)}, all)
 }
 
 // kinds are a first certificate, and one that replaces a certificate which is still valid.

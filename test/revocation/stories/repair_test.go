@@ -77,7 +77,7 @@ func TestPoliciesAreRepaired(t *testing.T) {
 	revoke(t, v1alpha1.RevokeImmediately, nil, nodes[0])
 	stolen.RefusedWithin(t, refusedIn, attestation.MessageRevoked)
 	number := int32(0)
-	for n := int32(1); n <= revocation.Policies; n++ {
+	for n := int32(1); n <= revocation.PolicyCount; n++ {
 		policy := &admissionv1.ValidatingAdmissionPolicy{}
 		if err := shared.client.Get(t.Context(), client.ObjectKey{Name: revocation.PolicyName(n)}, policy); err != nil {
 			t.Fatal(err)
