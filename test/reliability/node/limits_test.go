@@ -160,11 +160,12 @@ func (u *unit) runIn(t *testing.T, g group, args ...string) harness.Result {
 }
 
 // isHonest checks that a run that failed has ended by an exit code of its own, by the Go runtime's,
-// or by the kernel's signal.
+// or by the kernel's signal. That signal may also end the shell that starts the plugin in its
+// group.
 func isHonest(t *testing.T, r harness.Result) {
 	t.Helper()
-	const byRuntime, killed, noProcess = 2, 128 + 9, 126
-	if r.Code != byRuntime && r.Code != killed && r.Code != noProcess {
+	const byRuntime, killed, noProcess, shellKilled = 2, 128 + 9, 126, -1
+	if r.Code != byRuntime && r.Code != killed && r.Code != noProcess && r.Code != shellKilled {
 		isActionable(t, r)
 	}
 }

@@ -3,6 +3,7 @@
 package node
 
 import (
+	"os"
 	"syscall"
 	"testing"
 	"time"
@@ -69,6 +70,7 @@ func TestDirectoryBecomesReadOnlyAtEachStep(t *testing.T) {
 	t.Parallel()
 	atEachStep(t, authenticator.DefaultWorkerDeadline, func(t *testing.T, c *call) {
 		dir := c.Certs().Path()
+		harness.Must(t, os.MkdirAll(dir, 0o700)) // before the first step of an enrolment there is none
 		harness.Must(t, syscall.Mount(dir, dir, "", syscall.MS_BIND, ""))
 		unmount := func() error { return syscall.Unmount(dir, syscall.MNT_DETACH) }
 		t.Cleanup(func() { _ = unmount() }) // it is gone unless the test has failed
