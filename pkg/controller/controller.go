@@ -181,14 +181,14 @@ func New(config Config, clients Clients) (*Controller, error) {
 	}
 	c.client, c.live = clients.Client, clients.Live
 	c.records = records.NewStore(clients.Records, c.Namespace, c.Owned)
-	challenged, recorder := lastWrites{lru.New(maxLastWrites)}, newRecorder(c.Config)
+	writes, recorder := lastWrites{lru.New(maxLastWrites)}, newRecorder(c.Config)
 	c.intake = &intake{Config: c.Config, queue: c.queue, cached: c.client}
 	c.collector = &collector{
-		Config: c.Config, providers: c.providers, cached: c.client, live: c.live, records: c.records, retries: c.retries, intake: c.intake, lastWrites: challenged,
+		Config: c.Config, providers: c.providers, cached: c.client, live: c.live, records: c.records, retries: c.retries, intake: c.intake, lastWrites: writes,
 	}
 	c.actor = &actor{
 		Config: c.Config, providers: c.providers, client: c.client, records: c.records, recorder: recorder,
-		machineLimits: fairqueue.NewLimiters(c.Rates.Machine), lastWrites: challenged,
+		machineLimits: fairqueue.NewLimiters(c.Rates.Machine), lastWrites: writes,
 	}
 	c.reporter = newReporter(c.Config, clients, c.retries, recorder)
 	c.issuedWatch = &issuedWatch{Config: c.Config, live: c.live, records: c.records, actor: c.actor, reporter: c.reporter}

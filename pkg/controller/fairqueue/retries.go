@@ -15,10 +15,10 @@ import (
 // decided or gone. M is the controller's type for remembered evidence.
 //
 // If a request must wait, the controller calls Remember and requeues the request after the returned
-// time. News says whether to report the decision, and Published whether to write the reason into
-// the request. After judging the evidence again, the controller calls Keep. When the machines have
-// changed, it adds the names of Wake to the queue, and calls Queue.Reclassify. When a request is
-// decided or gone, it calls Forget. A waiting request costs nothing until it is requeued.
+// time. MarkReported says whether to report the decision, and Published whether to write the reason
+// into the request. After judging the evidence again, the controller calls Keep. When the machines
+// have changed, it adds the names of Wake to the queue, and calls Queue.Reclassify. When a request
+// is decided or gone, it calls Forget. A waiting request costs nothing until it is requeued.
 //
 // A request that was woken is also requeued at its former time, since client-go's delaying queue
 // cannot cancel that.
@@ -150,8 +150,8 @@ func (r *Retries[M]) Memo(name string, uid types.UID, now time.Time) (memo M, ok
 	return known.memo, true
 }
 
-// Keep keeps a memo of evidence that was judged at the time judged, if the request waits. Do
-// not keep a memo from Memo under a later time: it would never expire.
+// Keep keeps a memo of evidence that was judged at the time judged, if the request waits. Do not
+// keep a memo from Memo under a later time: it would never expire.
 func (r *Retries[M]) Keep(name string, uid types.UID, memo M, judged time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -62,7 +62,7 @@ func TestNews(t *testing.T) {
 	}
 	r.Remember(Waiting{Name: "a", UID: "1"}, noon)
 	if r.MarkReported("a", "1", "") {
-		t.Error("Wait forgets what was reported")
+		t.Error("Remember forgets what was reported")
 	}
 	if !r.MarkReported("a", "2", "") || r.Waits("a", "1") {
 		t.Error("another request of the name is taken for the first")

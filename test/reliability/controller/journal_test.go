@@ -251,11 +251,12 @@ func (l *journal) afterFlood(when time.Time) bool {
 	return !began.IsZero() && !when.Before(began) && (l.floodDeleted.IsZero() || when.Before(l.floodDeleted))
 }
 
+// hasFlood reports whether there was a request of the flood at a time.
+func (l *journal) hasFlood(when time.Time) bool { return l.flooded.has(when) || l.afterFlood(when) }
+
 // isCalm reports whether nothing was missing at a time, no machine was held up, and there was no
 // request of the flood.
-func (l *journal) isCalm(when time.Time) bool {
-	return !l.within(when) && !l.flooded.has(when) && !l.afterFlood(when)
-}
+func (l *journal) isCalm(when time.Time) bool { return !l.within(when) && !l.hasFlood(when) }
 
 // report prints all that was measured, and checks the bound.
 func (l *journal) report() {
@@ -282,7 +283,7 @@ func (l *journal) report() {
 		some func(enrolment) bool
 	}{
 		{"began outside of an outage, without a flood", func(e enrolment) bool { return l.isCalm(e.began) }},
-		{"began outside of the time until a fault was repaired, without a flood", func(e enrolment) bool { return !l.broken(e.began) && !l.flooded.has(e.began) && !l.afterFlood(e.began) }},
+		{"began outside of the time until a fault was repaired, without a flood", func(e enrolment) bool { return !l.broken(e.began) && !l.hasFlood(e.began) }},
 		{"first enrolments that began outside of an outage, without a flood", func(e enrolment) bool { return l.isCalm(e.began) && e.joined }},
 		{"began during the flood", func(e enrolment) bool { return l.flooded.has(e.began) && e.began.Before(l.flooded.repaired) }},
 		{"- of these, first enrolments with the flooded token", func(e enrolment) bool { return l.flooded.has(e.began) && e.joined }},

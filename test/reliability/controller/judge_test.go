@@ -93,6 +93,9 @@ type ended struct {
 	at   time.Time
 }
 
+// compare orders by the time of the deletion.
+func (e ended) compare(other ended) int { return e.at.Compare(other.at) }
+
 func newJudge(c *campaign) *judge {
 	config := c.AdminConfig()
 	config.ContentType, config.AcceptContentTypes = "application/vnd.kubernetes.protobuf", "application/vnd.kubernetes.protobuf"
@@ -394,7 +397,7 @@ func (j *judge) deleteFlood() (count int) {
 			j.ended = append(j.ended, ended{name, now})
 		}
 	}
-	slices.SortStableFunc(j.ended, func(a, b ended) int { return a.at.Compare(b.at) })
+	slices.SortStableFunc(j.ended, ended.compare)
 	j.leftOfFlood = count
 	return count
 }
@@ -425,7 +428,7 @@ func (j *judge) later(name string) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	again := ended{name, time.Now().Add(time.Second)}
-	at, _ := slices.BinarySearchFunc(j.ended, again, func(a, b ended) int { return a.at.Compare(b.at) })
+	at, _ := slices.BinarySearchFunc(j.ended, again, ended.compare)
 	j.ended = slices.Insert(j.ended, at, again)
 }
 
