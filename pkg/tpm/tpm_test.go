@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -84,7 +85,7 @@ func challenge(t *testing.T, k keys) Challenge {
 	return Challenge{
 		EKTemplate: k.ek.Template, EKPublic: k.ek.Public, AKPublic: k.ak,
 		CredentialBlob: blob, EncryptedSecret: encrypted,
-		PCRBank: tpm2.TPMAlgSHA256, PCRs: pcrs,
+		PCRBank: tpm2.TPMAlgSHA256, PCRs: slices.Clone(pcrs),
 	}
 }
 
