@@ -298,11 +298,11 @@ func file(ctx context.Context, client kubernetes.Interface, signer string, optio
 	return csr.Name, err
 }
 
-// filed is a request of a bootstrap token, pending.
+// filed is a request of a machine, pending.
 func filed(t *testing.T, signer string) string {
 	t.Helper()
 	// Not a name that kube-controller-manager would approve by itself, were it let to.
-	name, err := file(t.Context(), shared.bootstrapper, signer)
+	name, err := file(t.Context(), asking(signer), signer)
 	if err != nil {
 		t.Fatal(err)
 	}

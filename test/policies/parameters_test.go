@@ -34,9 +34,8 @@ func policies(t *testing.T) []admissionv1.ValidatingAdmissionPolicy {
 
 var (
 	quoted      = regexp.MustCompile(`'([^']*)'`)
-	ours        = append([]string{helloSigner}, guarded...)
 	signerLists = map[string][]string{
-		approvalPolicy: guarded, certificatesPolicy: signed, sizePolicy: ours, metadataPolicy: ours, signersPolicy: append([]string{kubeletServing}, ours...),
+		approvalPolicy: guarded, certificatesPolicy: signed, sizePolicy: forMachines, metadataPolicy: forMachines, signersPolicy: forMachines,
 	}
 )
 
@@ -60,6 +59,9 @@ func TestListsAgree(t *testing.T) {
 		}
 		if want, v := signerLists[p.Name], p.Spec.Variables[1]; want != nil && (v.Name != "signers" || !slices.Equal(list(v.Expression), slices.Sorted(slices.Values(want)))) {
 			t.Errorf("%s: variable 1 is %+v", p.Name, v)
+		}
+		if v := p.Spec.Variables[2]; len(signerLists[p.Name]) == len(forMachines) && (v.Name != "bootstrappers" || v.Expression != "[]") {
+			t.Errorf("%s: variable 2 is %+v", p.Name, v)
 		}
 		binding, err := shared.admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Get(t.Context(), p.Name, metav1.GetOptions{})
 		if err != nil {

@@ -15,8 +15,37 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
-// forMachines are the signers that machines may ask, in the manifests as they are.
-var forMachines = append([]string{kubeletServing}, ours...)
+// forMachines are the signers that machines may ask, in the manifests as they are, forServing those
+// of them that only nodes may ask.
+var (
+	forMachines = append([]string{helloSigner, kubeletServing}, guarded...)
+	forServing  = []string{kubeletServing, servingSigner}
+)
+
+// asking is a machine that may ask a signer.
+func asking(signer string) kubernetes.Interface {
+	if slices.Contains(forServing, signer) {
+		return shared.node
+	}
+	return shared.bootstrapper
+}
+
+// credential is what a machine has, with the signers that it may ask.
+type credential struct {
+	kubernetes.Interface
+	signers []string
+}
+
+func machines(t *testing.T) map[string]credential {
+	t.Helper()
+	first := slices.DeleteFunc(slices.Clone(forMachines), func(signer string) bool { return slices.Contains(forServing, signer) })
+	return map[string]credential{
+		"bootstrap token": {shared.bootstrapper, first}, "node": {shared.node, forMachines},
+		"token of more groups": {as(t, "system:bootstrap:abcdef", "system:bootstrappers", "system:bootstrappers:workers", "system:masters"), first},
+		"group of tokens":      {as(t, "anybody", "system:masters", "system:bootstrappers"), first},
+		"group of nodes":       {as(t, "anybody", "system:masters", "system:nodes"), forMachines},
+	}
+}
 
 // asks has somebody file a request for a signer, and leaves nothing behind.
 func asks(t *testing.T, client kubernetes.Interface, signer string) error {
@@ -72,23 +101,18 @@ func TestAnotherSignerIsNoWayRound(t *testing.T) {
 	}
 }
 
-// Machines may ask the six signers, and no others. All other users may ask all signers.
+// Nodes may ask the six signers, and other machines the four that are not for serving. Machines may
+// ask no others. All other users may ask all signers.
 func TestSignersForMachines(t *testing.T) {
-	const token = "system:bootstrap:abcdef"
-	machines := map[string]kubernetes.Interface{
-		"bootstrap token": shared.bootstrapper, "node": shared.node,
-		"token of more groups": as(t, token, "system:bootstrappers", "system:bootstrappers:workers", "system:masters"),
-		"group of tokens":      as(t, "anybody", "system:masters", "system:bootstrappers"),
-		"group of nodes":       as(t, "anybody", "system:masters", "system:nodes"),
-	}
 	others := []string{clientSigner, "example.com/x", "cluster.x-k8s.io/other", "clusterissuers.cert-manager.io/node-ca", "issuers.cert-manager.io/kube-system.node-ca"}
-	for who, client := range machines {
+	for who, machine := range machines(t) {
 		t.Run(who, func(t *testing.T) {
-			for _, signer := range forMachines {
-				want(t, asks(t, client, signer))
-			}
-			for _, signer := range others {
-				wantRefusedBy(t, asks(t, client, signer), signersPolicy)
+			for _, signer := range slices.Concat(forMachines, others) {
+				if err := asks(t, machine, signer); slices.Contains(machine.signers, signer) {
+					want(t, err)
+				} else {
+					wantRefusedBy(t, err, signersPolicy)
+				}
 			}
 		})
 	}
@@ -134,7 +158,18 @@ func TestAddedSigner(t *testing.T) {
 	want(t, issue(t, shared.admin, name))
 	for _, signer := range forMachines {
 		want(t, asks(t, shared.node, signer))
-		want(t, asks(t, static, signer))
+		if slices.Contains(forServing, signer) {
+			wantRefusedBy(t, asks(t, static, signer), signersPolicy)
+		} else {
+			want(t, asks(t, static, signer))
+		}
+	}
+	// The added signer and the added user have the same limits as the others.
+	for signer, client := range map[string]kubernetes.Interface{plugin: shared.node, helloSigner: static} {
+		_, err = file(t.Context(), client, signer, func(c *certificatesv1.CertificateSigningRequest) { c.Finalizers = finalizers(1) })
+		wantRefusedBy(t, err, metadataPolicy)
+		_, err = file(t.Context(), client, signer, func(c *certificatesv1.CertificateSigningRequest) { c.Spec.Request = padTo(c.Spec.Request, 131073) })
+		wantRefusedBy(t, err, sizePolicy)
 	}
 	for _, client := range []kubernetes.Interface{shared.bootstrapper, shared.node, static} {
 		wantRefusedBy(t, asks(t, client, other), signersPolicy)

@@ -93,7 +93,7 @@ would end the literal.
 {{- if and (eq $name "certificates") (eq (dig "signing" "mode" "" $configuration) "Sign") -}}
   {{- include "nac.extend" (list $policy "signers" $signers) -}}
 {{- end -}}
-{{- if eq $name "signers" -}}
+{{- if has $name (list "size" "metadata" "signers") -}}
   {{- include "nac.extend" (list $policy "signers" $root.Values.policies.machineSigners) -}}
   {{- $users := list -}}
   {{- range $configuration.bootstrappers -}}{{- $users = append $users .username -}}{{- end -}}
