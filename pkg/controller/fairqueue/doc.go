@@ -12,9 +12,9 @@
 //	                             └─ requester                                       round robin
 //	                                  └─ share: attested, listed, other claims      4 to 3 to 1
 //	                                       └─ first attempts, later attempts        round robin
+//	                                            ├─ first attempts: every other time the newest
 //	                                            └─ claim: AK, or EK and node name   round robin
-//	                                                 ├─ first attempts: newest and oldest in turn
-//	                                                 └─ later attempts: oldest
+//	                                                 └─ oldest
 //
 // A claim is attested if its AK is in a record. AK is the attestation key whose signature in the
 // origin annotation covers the request. A claim is listed if a source names its EK or its node

@@ -53,6 +53,8 @@ type entry struct {
 	// queue is the queue of its claim in which the request is queued, nil if it is not queued.
 	queue *claimQueue
 	place element[*entry]
+	// arrival is the place among the newcomers of its share, if this is a first attempt.
+	arrival element[*entry]
 }
 
 // lane has the requesters of queued requests, with or without limits.
@@ -117,6 +119,10 @@ const listedWeight = 3
 type share struct {
 	rounds [2]list[*claimQueue]
 	last   int
+	// newcomers has the first attempts of all claims, by arrival. newestLast says that the newest
+	// one was served last.
+	newcomers  list[*entry]
+	newestLast bool
 }
 
 const (
@@ -129,9 +135,7 @@ type claimQueue struct {
 	claimQueueKey
 	share   int
 	entries list[*entry]
-	// newest says that the newest request is next. Of later attempts the oldest is always next.
-	newest bool
-	place  element[*claimQueue]
+	place   element[*claimQueue]
 }
 
 type claimQueueKey struct {
@@ -180,7 +184,7 @@ func (o *order) entry(request reconcile.Request) *entry {
 	e := o.entries[request]
 	if e == nil {
 		e = &entry{request: request, flow: unknown}
-		e.place.value = e
+		e.place.value, e.arrival.value = e, e
 		o.entries[request] = e
 	}
 	return e
@@ -248,7 +252,7 @@ func (o *order) attach(e *entry) {
 	}
 	l := lane.queues[key]
 	if l == nil {
-		l = &claimQueue{claimQueueKey: key, newest: key.attempts == firstAttempts, share: share}
+		l = &claimQueue{claimQueueKey: key, share: share}
 		l.place.value = l
 		lane.queues[key] = l
 		l.round().pushBack(&l.place)
@@ -257,6 +261,9 @@ func (o *order) attach(e *entry) {
 	}
 	e.queue = l
 	l.entries.pushBack(&e.place)
+	if l.attempts == firstAttempts {
+		r.shares[l.share].newcomers.pushBack(&e.arrival)
+	}
 }
 
 // detach takes a request out of its claim queue, and removes the claim queue and the requester if
@@ -265,6 +272,9 @@ func (o *order) detach(e *entry) {
 	l, lane := e.queue, o.lane(e.flow)
 	r := l.requester
 	e.queue = nil
+	if l.attempts == firstAttempts {
+		r.shares[l.share].newcomers.remove(&e.arrival)
+	}
 	if l.entries.remove(&e.place); !l.entries.empty() {
 		return
 	}
@@ -330,12 +340,18 @@ func (o *order) reclassifyEntry(e *entry) {
 	o.attach(e)
 }
 
-// setShare moves a claim queue to the share of its claim.
+// setShare moves a claim queue to the share of its claim. Its first attempts are newcomers there.
 func (l *claimQueue) setShare(share int) {
-	if share != l.share {
-		l.round().remove(&l.place)
-		l.share = share
-		l.round().pushBack(&l.place)
+	if share == l.share {
+		return
+	}
+	before, after := &l.requester.shares[l.share], &l.requester.shares[share]
+	l.round().remove(&l.place)
+	l.share = share
+	l.round().pushBack(&l.place)
+	for place := l.entries.first; place != nil && l.attempts == firstAttempts; place = place.next {
+		before.newcomers.remove(&place.value.arrival)
+		after.newcomers.pushBack(&place.value.arrival)
 	}
 }
 
@@ -393,8 +409,7 @@ func (o *order) nextAt() (time.Duration, bool) {
 // Pop returns the request that pick chose, and takes its tokens.
 func (o *order) Pop() reconcile.Request {
 	r := o.chosen
-	l := r.next()
-	e := l.next()
+	e := r.next()
 	lane := o.lane(e.flow)
 	lane.lastClass = int(r.class)
 	lane.rounds[r.class].moveToBack(&r.place)
@@ -455,8 +470,8 @@ func (o *order) done(request reconcile.Request) {
 	}
 }
 
-// next returns the claim queue that is served next, and moves it to the end of its round.
-func (r *requester) next() *claimQueue {
+// next returns the request that is served next.
+func (r *requester) next() *entry {
 	others := r.has(unlistedShare) || r.has(listedShare)
 	if r.has(attestedShare) && (!r.attestedLast || !others) {
 		r.attestedLast = true
@@ -477,38 +492,37 @@ func (s *share) empty() bool {
 	return s.rounds[firstAttempts].empty() && s.rounds[laterAttempts].empty()
 }
 
-func (s *share) next() *claimQueue {
+// next returns the request that is served next. Of first attempts that is alternately the newest
+// one of all claims, and the oldest one of the next claim. So no backlog delays a newcomer, neither
+// of copies of its own claim nor of many claims, and the oldest requests make progress, too. To
+// delay a newcomer, an attacker must keep filing copies faster than the newest ones are served.
+// Then the newcomer waits for two turns of each queued claim, and once more for each older copy of
+// its own claim.
+//
+// The newest one does not move its claim in the round. Otherwise a stream of copies would keep that
+// claim at the end of the round for ever.
+//
+// A retried request does not count as new. Otherwise waiting copies would be the newest again at
+// each retry, and would overtake each newcomer without another write.
+func (s *share) next() *entry {
 	s.last = 1 - s.last
 	if s.rounds[s.last].empty() {
 		s.last = 1 - s.last
 	}
+	if s.last == firstAttempts {
+		s.newestLast = !s.newestLast
+		if s.newestLast {
+			return s.newcomers.last.value
+		}
+	}
 	round := &s.rounds[s.last]
 	first := round.first
 	round.moveToBack(first)
-	return first.value
+	return first.value.entries.first.value
 }
 
 func (l *claimQueue) round() *list[*claimQueue] {
 	return &l.requester.shares[l.share].rounds[l.attempts]
-}
-
-// next returns the request that is served next: alternately the newest and the oldest. So a long
-// backlog of copies of a claim does not delay a newcomer, and the oldest request makes progress,
-// too. To delay a newcomer, an attacker must keep filing copies faster than the newest ones are
-// served. Then the newcomer waits for twice the backlog that it found.
-//
-// A retried request does not count as new. Otherwise waiting copies would be the newest again at
-// each retry, and would overtake each newcomer without another write.
-func (l *claimQueue) next() *entry {
-	if l.attempts == laterAttempts {
-		return l.entries.first.value
-	}
-	newest := l.newest
-	l.newest = !newest
-	if newest {
-		return l.entries.last.value
-	}
-	return l.entries.first.value
 }
 
 // parked is a heap of requesters by the time of their next token (container/heap).

@@ -188,6 +188,64 @@ func TestNewcomerIsNextBesideCopiesOfItsClaim(t *testing.T) {
 	}
 }
 
+// An attacker can copy the names of all listed machines, once or often. That delays no listed
+// newcomer, copied or not: neither its hello nor its proof.
+func TestListedNewcomerIsNextBesideCopiesOfManyMachines(t *testing.T) {
+	const machines = 5000
+	for _, copies := range []int{1, 4} {
+		for _, name := range []string{"listed-17", "listed-newcomer"} {
+			t.Run(fmt.Sprintf("%d copies of each, %s", copies, name), func(t *testing.T) {
+				s := newSimulation(t, DefaultRates())
+				for i := range copies * machines {
+					copied := token(fmt.Sprint("listed-", i%machines))
+					for _, copied.Claim.Proof = range []bool{false, true} {
+						s.add(fmt.Sprint("copy-", i, copied.Claim.Proof), copied)
+					}
+				}
+				for range 1001 {
+					s.next()
+				}
+				began := s.now
+				for _, step := range []string{"hello", "proof"} {
+					f := token(name)
+					f.Claim.Proof = step == "proof"
+					s.add(step, f)
+					if got := s.position(step); got > 2 {
+						t.Errorf("the %s is served as number %d, %v after the hello was filed", step, got, s.now-began)
+					}
+				}
+				s.check()
+			})
+		}
+	}
+}
+
+// While an attacker goes on filing copies faster than the newest ones are served, a listed newcomer
+// waits for its own round: for two turns of each copied machine at most.
+func TestListedNewcomerBesideAStreamOfCopiesOfManyMachines(t *testing.T) {
+	const machines = 1000
+	for _, perTurn := range []int{1, 10} {
+		s := newSimulation(t, free)
+		filed := 0
+		file := func() {
+			s.add(fmt.Sprint("copy-", filed), token(fmt.Sprint("listed-", filed%machines)))
+			filed++
+		}
+		for range machines {
+			file()
+		}
+		s.add("honest", token("listed-newcomer"))
+		for position := 1; s.next() != "honest"; position++ {
+			if position > 2*(machines+1) {
+				t.Fatalf("%d copies a turn: the newcomer is not served", perTurn)
+			}
+			for range perTurn {
+				file()
+			}
+		}
+	}
+}
+
 // Copies that wait, and come again and again, are no newcomers.
 func TestRetriesDoNotOvertakeANewcomer(t *testing.T) {
 	for _, c := range []struct{ copies, honest string }{
@@ -350,7 +408,7 @@ func TestLanesInTurn(t *testing.T) {
 		s.add(fmt.Sprint("limited-", i), token(fmt.Sprint(i)))
 		s.Push(requestOf(fmt.Sprint("unknown-", i)))
 	}
-	want := "limited-0 unknown-0 limited-1 unknown-1 limited-2 unknown-2"
+	want := "limited-2 unknown-0 limited-0 unknown-1 limited-1 unknown-2"
 	if got := strings.Join(s.all(), " "); got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
@@ -447,7 +505,7 @@ func TestOrderOfServing(t *testing.T) {
 			}
 			s.add("b", token("b"))
 			s.add("proof", proof)
-		}, "a-2 b proof a-0 a-1"},
+		}, "proof a-0 b a-1 a-2"},
 		"newest and oldest": {func(s *simulation) {
 			for i := range 5 {
 				s.add(fmt.Sprint(i), token("a"))
@@ -467,7 +525,7 @@ func TestOrderOfServing(t *testing.T) {
 				s.add(fmt.Sprint("listed-", i), token(fmt.Sprint("listed-", i)))
 				s.add(fmt.Sprint("other-", i), token(fmt.Sprint(i)))
 			}
-		}, "listed-0 listed-1 listed-2 other-0 listed-3 listed-4 other-1 other-2 other-3 other-4"},
+		}, "listed-4 listed-0 listed-3 other-4 listed-1 listed-2 other-0 other-3 other-1 other-2"},
 		"unknown ones are in order": {func(s *simulation) {
 			for i := range 4 {
 				s.Push(requestOf(fmt.Sprint(i)))
@@ -541,11 +599,8 @@ func TestClaimsAreListedLater(t *testing.T) {
 	s.add("honest again", token("honest"))
 	delete(machines, "honest")
 	s.reclassify()
-	if s.check(); s.next() == "honest again" {
-		t.Error("the machine that is no longer listed is next")
-	}
-	if got := s.position("honest again"); got < 990 {
-		t.Errorf("it is served as number %d", got)
+	if s.check(); s.entries[requestOf("honest again")].queue.share != unlistedShare {
+		t.Error("the machine that is no longer listed has the turns of listed ones")
 	}
 }
 
@@ -784,7 +839,7 @@ func (s *simulation) check() {
 			s.t.Errorf("%s is remembered in vain", e.request.Name)
 		}
 	}
-	inQueues, queues, requesters := 0, 0, 0
+	inQueues, queues, requesters, newcomers := 0, 0, 0, 0
 	for i := range s.lanes {
 		lane := &s.lanes[i]
 		for _, l := range lane.queues {
@@ -792,13 +847,22 @@ func (s *simulation) check() {
 				s.t.Error("there is an empty claimQueue")
 			}
 			for e := l.entries.first; e != nil; e = e.next {
+				if l.attempts == firstAttempts {
+					newcomers++
+				}
 				if inQueues++; e.value.queue != l || e.next == nil && l.entries.last != e {
 					s.t.Errorf("%s is in another claimQueue", e.value.request.Name)
 				}
 			}
 		}
 		for name, r := range lane.requesters {
-			for _, share := range r.shares {
+			for i, share := range r.shares {
+				for e := share.newcomers.first; e != nil; e = e.next {
+					newcomers--
+					if l := e.value.queue; l == nil || l.requester != r || l.attempts != firstAttempts || l.share != i {
+						s.t.Errorf("%s is no newcomer of %s", e.value.request.Name, name)
+					}
+				}
 				for _, round := range share.rounds {
 					for l := round.first; l != nil; l = l.next {
 						queues++
@@ -817,8 +881,9 @@ func (s *simulation) check() {
 		}
 		requesters += len(lane.parked) - len(lane.requesters)
 	}
-	if queued != s.Len() || inQueues != s.Len() || queues != 0 || requesters != 0 {
-		s.t.Errorf("%d are queued, %d in claim queues, %d said to be; %d claim queues and %d requesters too many", queued, inQueues, s.Len(), queues, requesters)
+	if queued != s.Len() || inQueues != s.Len() || queues != 0 || requesters != 0 || newcomers != 0 {
+		s.t.Errorf("%d are queued, %d in claim queues, %d said to be; %d claim queues and %d requesters too many, %d newcomers too few",
+			queued, inQueues, s.Len(), queues, requesters, newcomers)
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 // reconciliation. Queue wraps client-go's queue, which keeps the guarantees and the metrics of a
 // workqueue. Queue only decides which request is next, and when.
 //
-// Each queued or observed request needs some 0.7 kB, or 0.9 kB if each has a requester of its own.
+// Each queued or observed request needs some 0.7 kB, or 1.1 kB if each has a requester of its own.
 // Beside that, an attacker can make the queue hold 20,000 buckets of requesters. Each operation
 // takes constant time, or time logarithmic in the number of requesters without a token.
 type Queue struct {
