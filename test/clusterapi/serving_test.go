@@ -307,7 +307,6 @@ func (c *cluster) refusesToServe(t *testing.T, signer string, m, other *machine)
 		{what: "URI", s: serves{names: []string{m.name}, uris: []string{"spiffe://example.test/node"}}, want: verifier.ReasonForbiddenExtension},
 		{what: "email", s: serves{names: []string{m.name}, emails: []string{"node@example.test"}}, want: verifier.ReasonForbiddenExtension},
 		{what: "no name", want: verifier.ReasonForbiddenExtension},
-		{what: "filed with the machine's token", s: names(m.name), as: c.asToken(m.token), want: verifier.ReasonRequesterNotAllowed},
 		{what: "filed by an administrator", s: names(m.name), as: c.workload.AdminConfig(), want: verifier.ReasonRequesterNotAllowed},
 		{what: "filed with a certificate that is not ours", s: names(m.name), as: c.asNode(foreign.CertPEM, foreign.KeyPEM), want: verifier.ReasonUnknownCredential},
 	}
@@ -322,6 +321,9 @@ func (c *cluster) refusesToServe(t *testing.T, signer string, m, other *machine)
 	} else if _, _, err := c.fileServing(t, other.credential(), signer, m.name, names(m.name)); !apierrors.IsForbidden(err) {
 		// NodeRestriction knows that one
 		t.Errorf("filed by another node: %v", err)
+	}
+	if _, _, err := c.fileServing(t, c.asToken(m.token), signer, m.name, names(m.name)); !apierrors.IsForbidden(err) { // by node-attestation-signers
+		t.Errorf("filed with the machine's token: %v", err)
 	}
 	filed := make([]*certificatesv1.CertificateSigningRequest, len(asks))
 	for i, ask := range asks {
