@@ -47,6 +47,9 @@ const (
 	freeEKChanges, freeEKPercent = 3, 5
 	// ekChangesRemind is the interval after which held changes are reported again.
 	ekChangesRemind = 15 * time.Minute
+	// ekFirstUse stands for the source of records without one, as trust on first use makes them.
+	// Their changes count together, whichever source names the other EKs.
+	ekFirstUse verifier.EKSource = "FirstUse"
 )
 
 // Acknowledgements are the names of changes that an operator has acknowledged.
@@ -58,9 +61,9 @@ type Acknowledgements interface {
 }
 
 // A source may now name other EKs for a machine than the one in the machine's record
-// (verifier.Rules.ContradictsEK). ekChanges decides whether such a change takes effect. An accepted
-// change is written into the machine's record, which the rules read. So the change stays accepted,
-// and is counted, until the source names the old EK again or the new TPM has enrolled.
+// (verifier.Rules.ContradictedBy). ekChanges decides whether such a change takes effect. An
+// accepted change is written into the machine's record, which the rules read. So the change stays
+// accepted, and is counted, until a source names the old EK again or the new TPM has enrolled.
 type ekChanges struct {
 	*Config
 	records *records.Store
@@ -69,10 +72,10 @@ type ekChanges struct {
 	// reporter records the Events.
 	reporter *reporter
 	log      logr.Logger
-	// acknowledged has, by source, the changes that an operator acknowledged and that are not all
-	// written yet.
+	// acknowledged has, by the records' source, the changes that an operator acknowledged and that
+	// are not all written yet.
 	acknowledged map[verifier.EKSource]acknowledgedChanges
-	// reported has, by source, the held changes that were last reported.
+	// reported has, by the records' source, the held changes that were last reported.
 	reported map[verifier.EKSource]reportedChanges
 }
 
@@ -87,12 +90,13 @@ type reportedChanges struct {
 	at   time.Time
 }
 
-// ekChange is a machine whose record has an EK that its source does not name.
+// ekChange is a machine whose record has an EK that no source names.
 type ekChange struct {
 	object *v1alpha1.NodeAttestation
 	record verifier.Record
-	// named are the EKs that the source names now, sorted. It is empty if the source no longer
-	// contradicts the record.
+	// by is the source that contradicts the record, and named are the EKs that it names now,
+	// sorted. Both are empty if no source contradicts the record any more.
+	by    verifier.EKSource
 	named []string
 }
 
@@ -172,23 +176,23 @@ func (e *ekChanges) compare(ctx context.Context, now time.Time) error {
 		record := e.records.Record(object)
 		machine := byRef[record.Machine]
 		change := ekChange{object: object, record: record}
-		switch {
-		case machine == nil:
-		case !machine.Disputed && e.Rules.NamesEK(machine, record.EK):
-			vouched[record.EKSource]++
+		source := record.EKSource
+		if source == "" {
+			source = ekFirstUse
+		}
+		if machine != nil {
+			vouched[source]++
+			change.by, change.named = e.Rules.ContradictedBy(&record, machine)
+		}
+		if machine != nil && !machine.Disputed && e.Rules.NamesEK(machine, record.EK) {
 			if record.EKReplacedBy != nil {
 				failed = append(failed, e.mark(ctx, object, nil))
-				e.log.Info("a source names the EK again", "node", record.NodeName, "machine", record.Machine.Name, "source", record.EKSource)
+				e.log.Info("a source names the EK again", "node", record.NodeName, "machine", record.Machine.Name, "source", source)
 			}
 			continue
-		case e.Rules.ContradictsEK(&record, machine):
-			vouched[record.EKSource]++
-			change.named = namedBy(record.EKSource, machine)
-		default:
-			vouched[record.EKSource]++
 		}
 		if change.isNew() || record.EKReplacedBy != nil {
-			changes[record.EKSource] = append(changes[record.EKSource], change)
+			changes[source] = append(changes[source], change)
 		}
 	}
 	for _, source := range slices.Sorted(maps.Keys(vouched)) {
@@ -197,19 +201,7 @@ func (e *ekChanges) compare(ctx context.Context, now time.Time) error {
 	return errors.Join(failed...)
 }
 
-// namedBy returns the EKs that a source names for a machine, sorted, each once.
-func namedBy(source verifier.EKSource, machine *verifier.Machine) []string {
-	var named []string
-	for _, ek := range machine.EKs {
-		if ek.Source == source && ek.EK != "" {
-			named = append(named, ek.EK)
-		}
-	}
-	slices.Sort(named)
-	return slices.Compact(named)
-}
-
-// settle accepts the changes of one source, or holds them.
+// settle accepts the changes of the records with one source, or holds them.
 func (e *ekChanges) settle(ctx context.Context, source verifier.EKSource, vouched int, changes []ekChange, now time.Time) error {
 	name := nameOfChanges(source, changes)
 	if e.AcceptedEKChanges != nil && slices.Contains(e.AcceptedEKChanges.AcknowledgedEKChanges(), name) {
@@ -240,8 +232,8 @@ func (e *ekChanges) settle(ctx context.Context, source verifier.EKSource, vouche
 			delete(e.reported, source)
 		}
 	} else {
-		e.hold(ctx, source, name, held, fmt.Sprintf("the source changed the EKs of %d of its %d machines; at most %d are accepted without an acknowledgement",
-			counted, vouched, free), now)
+		e.hold(ctx, source, name, held, fmt.Sprintf("the EKs of %d of the %d machines with the source %s changed; at most %d are accepted without an acknowledgement",
+			counted, vouched, source, free), now)
 	}
 	e.Metrics.EKChanges(source, len(changes)-len(held), len(held))
 	if e.Audit { // no record is written
@@ -283,8 +275,8 @@ func (e *ekChanges) accept(ctx context.Context, change ekChange, acknowledged bo
 		return nil
 	}
 	e.log.Info("a source names other EKs for the machine: the one in its record is refused from now on", "node", record.NodeName,
-		"machine", record.Machine.Name, "source", record.EKSource, "ek", record.EK, "acknowledged", acknowledged)
-	message := fmt.Sprintf("%s names other endorsement keys for machine %s: the key sha256:%s is refused from now on", record.EKSource, record.Machine.Name, record.EK)
+		"machine", record.Machine.Name, "source", change.by, "ek", record.EK, "acknowledged", acknowledged)
+	message := fmt.Sprintf("%s names other endorsement keys for machine %s: the key sha256:%s is refused from now on", change.by, record.Machine.Name, record.EK)
 	e.reporter.eventOnNamedNode(ctx, record.NodeName, corev1.EventTypeWarning, ReasonEKChangeAccepted, message)
 	e.reporter.eventOnRecord(change.object, corev1.EventTypeWarning, ReasonEKChangeAccepted, message)
 	return nil
@@ -295,17 +287,17 @@ func (e *ekChanges) hold(ctx context.Context, source verifier.EKSource, name str
 	if len(held) == 0 || !e.isNews(source, name, now) {
 		return
 	}
+	slices.SortFunc(held, func(a, b ekChange) int { return strings.Compare(a.record.NodeName, b.record.NodeName) })
 	nodes := make([]string, len(held))
 	for i, change := range held {
 		nodes[i] = change.record.NodeName
 	}
-	slices.Sort(nodes)
 	cure := fmt.Sprintf("if the source is right, annotate the Secret of the challenge keys with %s=%s", sources.AnnotationAcceptEKChanges, name)
 	e.log.Error(nil, "a source names other EKs for too many machines: the change is held, and the records decide", "source", source,
 		"change", name, "why", why, "nodes", text.Names(nodes), "hint", cure, "audit", e.Audit)
-	for _, node := range nodes[:min(len(nodes), text.MaxNames)] {
-		e.reporter.eventOnNamedNode(ctx, node, corev1.EventTypeWarning, ReasonEKChangeHeld, fmt.Sprintf(
-			"%s names other endorsement keys for the machine. Its record decides, since %s; %s", source, why, cure))
+	for _, change := range held[:min(len(held), text.MaxNames)] {
+		e.reporter.eventOnNamedNode(ctx, change.record.NodeName, corev1.EventTypeWarning, ReasonEKChangeHeld, fmt.Sprintf(
+			"%s names other endorsement keys for the machine. Its record decides, since %s; %s", change.by, why, cure))
 	}
 }
 
@@ -319,8 +311,8 @@ func (e *ekChanges) isNews(source verifier.EKSource, name string, now time.Time)
 	return true
 }
 
-// nameOfChanges returns what an operator acknowledges: the source, and a digest of which machines
-// change from which EK to which. It names these changes, and no change that comes later.
+// nameOfChanges returns what an operator acknowledges: the records' source, and a digest of which
+// machines change from which EK to which. It names these changes, and no change that comes later.
 func nameOfChanges(source verifier.EKSource, changes []ekChange) string {
 	keys := make([]string, 0, len(changes))
 	for _, change := range changes {

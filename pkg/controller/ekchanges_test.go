@@ -156,6 +156,10 @@ func TestWhatIsNoEKChange(t *testing.T) {
 	for name, change := range map[string]func(m *verifier.Machine, r *v1alpha1.NodeAttestation){
 		"another machine of its name": func(m *verifier.Machine, _ *v1alpha1.NodeAttestation) { m.Ref.UID = "another" },
 		"no EK is named":              func(m *verifier.Machine, _ *v1alpha1.NodeAttestation) { m.EKs = nil },
+		"first use, and a source that only warns names one": func(m *verifier.Machine, r *v1alpha1.NodeAttestation) {
+			r.Spec.EK.Source = ""
+			m.EKs = []verifier.NamedEK{{Source: verifier.EKPlatform, EK: "other"}}
+		},
 		"another source names one": func(m *verifier.Machine, _ *v1alpha1.NodeAttestation) {
 			m.EKs = []verifier.NamedEK{{Source: verifier.EKPlatform, EK: "other"}}
 		},
@@ -259,6 +263,45 @@ func TestManyEKChangesAreHeld(t *testing.T) {
 		f.name("-new", 0, 1, 2, 3)
 		f.compare()
 		f.replaced()
+	})
+}
+
+// Under trust on first use a source corrects at most three records, at once or in steps, until an
+// operator acknowledges the rest. Records with a source do not raise the share.
+func TestManyFirstUsesAreHeld(t *testing.T) {
+	inBubble(t, func(k *kit) {
+		f := newFleet(k, 30)
+		for i := range 6 {
+			record := f.record(f.machines[i].Ref.Name)
+			record.Spec.EK.Source = ""
+			if err := k.server.Update(k.ctx, record); err != nil {
+				k.Fatal(err)
+			}
+			f.machines[i].EKs = nil
+		}
+		f.kit.machines.set(f.machines...)
+		f.compare()
+		f.replaced()
+		f.name("-new", 0)
+		f.compare()
+		f.replaced(0)
+		if events := k.journal.eventsOf(ReasonEKChangeAccepted); len(events) != 2 || !strings.Contains(events[0], "Inventory names other") {
+			k.Errorf("%q", events)
+		}
+		f.name("") // a source that falls silent takes nothing back, and frees nothing
+		f.compare()
+		f.replaced(0)
+		f.name("-new", 1, 2, 3)
+		f.compare()
+		f.replaced(0)
+		held := k.journal.eventsOf(ReasonEKChangeHeld)
+		name := regexp.MustCompile(sources.AnnotationAcceptEKChanges + `=(FirstUse-[0-9a-f]{16})`).FindStringSubmatch(strings.Join(held, "\n"))
+		if len(held) != 3 || name == nil {
+			k.Fatalf("%q", held)
+		}
+		f.accepted.names = []string{name[1]}
+		f.compare()
+		f.replaced(0, 1, 2, 3)
 	})
 }
 

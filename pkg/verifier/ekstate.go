@@ -13,10 +13,10 @@ const (
 	// machine is not disputed. Without an accepted replacement, it is also the state if the machine
 	// is disputed, or if no source names any key.
 	ekStateNotContradicted ekState = iota + 1
-	// ekStateNotNamed: sources name other keys. But the record's source names none or is
+	// ekStateNotNamed: sources name other keys. But they may not replace the record's key, are
 	// unavailable, or the policy only warns. The record decides.
 	ekStateNotNamed
-	// ekStateChangePending: the source that vouched for the record's key names other keys, and the
+	// ekStateChangePending: a source contradicts the record's key (Rules.ContradictedBy), and the
 	// controller has not accepted that. The record decides.
 	ekStateChangePending
 	// ekStateReplaced: as ekStateChangePending, but accepted. The source decides, and the record's
@@ -34,7 +34,8 @@ func (e *evaluation) ekStateOf(r *Record, m *Machine) ekState {
 		return ekStateReplaced
 	case m.Disputed || !slices.ContainsFunc(m.EKs, e.rules.trustsSource):
 		return ekStateNotContradicted
-	case e.rules.ContradictsEK(r, m):
+	}
+	if _, named := e.rules.ContradictedBy(r, m); len(named) > 0 {
 		return ekStateChangePending
 	}
 	return ekStateNotNamed
@@ -51,32 +52,56 @@ func (e *evaluation) isAcceptedReplacement(r *Record, m *Machine) bool {
 	return e.ekStateOf(r, m) == ekStateReplaced && slices.Contains(r.EKReplacedBy, e.ek) && e.rules.NamesEK(m, e.ek)
 }
 
-// ContradictsEK reports whether the source of the record's EK now names other keys for the machine.
-// It is false if that source names none or is unavailable, if the machine is disputed, or if
-// Policy.EKNotNamed only warns.
-func (r *Rules) ContradictsEK(record *Record, m *Machine) bool {
-	if m.Disputed || record.EK == "" || record.Machine != m.Ref || slices.Contains(m.UnavailableSources, record.EKSource) || !r.RefusesUnnamed(record.EKSource) || r.NamesEK(m, record.EK) {
-		return false
+// ContradictedBy returns the first source of the policy that contradicts the record's EK, and the
+// keys that this source names for the machine instead, sorted, each once. There are none if a
+// source of the policy names the record's EK, or if the machine is disputed.
+//
+// Only the source that vouched for the record's EK can contradict it. If none vouched, as in trust
+// on first use, each source of the policy can. An unavailable source cannot, nor can a source for
+// which Policy.EKNotNamed only warns.
+func (r *Rules) ContradictedBy(record *Record, m *Machine) (EKSource, []string) {
+	if m.Disputed || record.EK == "" || record.Machine != m.Ref || r.NamesEK(m, record.EK) {
+		return "", nil
 	}
-	return slices.ContainsFunc(m.EKs, func(n NamedEK) bool { return n.Source == record.EKSource && r.trustsSource(n) })
+	for _, source := range r.policy.EKSources {
+		if !r.mayReplace(source, record.EKSource) || slices.Contains(m.UnavailableSources, source) {
+			continue
+		}
+		var named []string
+		for _, ek := range m.EKs {
+			if ek.Source == source && ek.EK != "" {
+				named = append(named, ek.EK)
+			}
+		}
+		if len(named) > 0 {
+			slices.Sort(named)
+			return source, slices.Compact(named)
+		}
+	}
+	return "", nil
+}
+
+// mayReplace reports whether a source may replace a key that the source recorded vouched for.
+// recorded is "" if no source vouched for it.
+func (r *Rules) mayReplace(source, recorded EKSource) bool {
+	return (recorded == source || recorded == "") && r.ekNotNamed(source) == Required
 }
 
 // RefusesUnnamed reports whether the policy refuses a machine whose key this source vouched for, if
-// the source now names other keys. It is false for a source that is not in the policy.
-func (r *Rules) RefusesUnnamed(source EKSource) bool {
-	return slices.Contains(r.policy.EKSources, source) && r.ekNotNamed(source) == Required
+// other keys are named now. It is false for a source that is not in the policy. With "" it is about
+// keys for which no source vouched: it reports whether any source of the policy may replace them.
+func (r *Rules) RefusesUnnamed(recorded EKSource) bool {
+	return slices.ContainsFunc(r.policy.EKSources, func(source EKSource) bool { return r.mayReplace(source, recorded) })
 }
 
-// ekNotNamed returns the mode of the rule that a source must still name the key that it vouched
-// for. The mode is Warn if no source vouched for the key, as in trust on first use.
+// ekNotNamed returns the mode of the rule that a source must name the key of a machine for which it
+// names other keys.
 //
 // The default depends on who writes the source. An inventory and an annotation are deliberate
 // statements about one machine. A platform computes its answer, and some platforms list only some
 // of a machine's keys.
 func (r *Rules) ekNotNamed(source EKSource) Mode {
 	switch {
-	case source == "":
-		return Warn
 	case r.policy.EKNotNamed != 0:
 		return r.policy.EKNotNamed
 	case source == EKPlatform:
@@ -161,7 +186,7 @@ func (e *evaluation) judgeContestedEK() bool {
 		switch {
 		case !named && (slices.Contains(r.FormerEKs, e.ek) || state == ekStateReplaced && r.EK == e.ek):
 			e.machine = m
-			e.deny(ReasonEKReplaced, "record: the source that named this endorsement key for the machine names another one now")
+			e.deny(ReasonEKReplaced, "record: a source names another endorsement key than this one for the machine now")
 		case names && (state == ekStateChangePending || state == ekStateReplaced):
 			e.machine, e.ekChangePending = m, true
 			e.wait(ReasonEKChangePending, "record: this endorsement key is to replace the machine's, and the controller has not accepted the change yet")
@@ -176,7 +201,7 @@ func (e *evaluation) judgeContestedEK() bool {
 }
 
 // warnIfNotNamed warns of an endorsement key that is in the record and that no source names. An
-// impostor who was first under trust on first use looks the same.
+// impostor that was first under trust on first use looks the same to a source that only warns.
 func (e *evaluation) warnIfNotNamed(record *Record) {
 	if e.machine == nil || record == nil {
 		return

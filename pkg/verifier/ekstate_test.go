@@ -41,6 +41,7 @@ func TestReplacedEK(t *testing.T) {
 		w.policy.EKSources = append(w.policy.EKSources, EKPlatform)
 		w.record().EKSource, w.machine().EKs = EKPlatform, []NamedEK{{EKPlatform, "b"}}
 	}
+	firstUse := func(w *world) { w.record().EKSource = "" }
 	all := func(bends ...func(*world)) func(*world) {
 		return func(w *world) {
 			for _, bend := range bends {
@@ -64,7 +65,6 @@ func TestReplacedEK(t *testing.T) {
 		// source, says so.
 		{"accepted, and switched off since", all(accepted, func(w *world) { w.policy.EKNotNamed = Warn }), "", ReasonIdentityBound, ReasonEKNotNamed},
 		{"a platform only warns", all(platform, accepted), "", ReasonIdentityBound, ReasonEKNotNamed},
-		{"nobody vouched for it", all(accepted, func(w *world) { w.record().EKSource = "" }), "", ReasonIdentityBound, ReasonEKNotNamed},
 		{"another source vouched for it", all(annotated, func(w *world) { w.record().EKSource = EKInventory }), "", ReasonIdentityBound, ReasonEKNotNamed},
 		{"the source counts no more", all(accepted, func(w *world) {
 			w.policy.EKSources = []EKSource{EKAnnotation}
@@ -72,6 +72,21 @@ func TestReplacedEK(t *testing.T) {
 		}), "", ReasonIdentityBound, ReasonEKNotNamed},
 		{"the source could not be read", func(w *world) { w.machine().UnavailableSources = []EKSource{EKInventory} }, "", ReasonIdentityBound, ReasonEKNotNamed},
 		{"another source could not be read", func(w *world) { w.machine().UnavailableSources = []EKSource{EKPlatform} }, "", ReasonEKChangePending, ReasonEKChangePending},
+
+		// An impostor that was first under trust on first use has a record without a source. A
+		// source that refuses unnamed keys corrects it. A platform that only warns does not, nor
+		// does a source that is not in the policy.
+		{"first use, not accepted yet", firstUse, "", ReasonEKChangePending, ReasonEKChangePending},
+		{"first use, accepted", all(firstUse, accepted), ReasonEKReplaced, "", ReasonEKReplaced},
+		{"first use, an annotation", all(annotated, firstUse, accepted), ReasonEKReplaced, "", ReasonEKReplaced},
+		{"first use, Required for a platform", all(platform, firstUse, accepted, func(w *world) { w.policy.EKNotNamed = Required }), ReasonEKReplaced, "", ReasonEKReplaced},
+		{"first use, a platform only warns", all(platform, firstUse, accepted, func(w *world) { w.policy.EKSources = []EKSource{EKPlatform} }), "", ReasonIdentityBound, ReasonEKNotNamed},
+		{"first use, another source that refuses names none", all(platform, firstUse), "", ReasonIdentityBound, ReasonEKNotNamed},
+		{"first use, a source that does not count", all(platform, firstUse, accepted, func(w *world) {
+			w.policy.EKSources, w.machine().EKs = []EKSource{EKPlatform}, []NamedEK{{EKInventory, "b"}, {EKPlatform, "b"}}
+		}), "", ReasonIdentityBound, ReasonEKNotNamed},
+		{"first use, switched off", all(firstUse, accepted, func(w *world) { w.policy.EKNotNamed = Warn }), "", ReasonIdentityBound, ReasonEKNotNamed},
+		{"first use, the source could not be read", all(firstUse, func(w *world) { w.machine().UnavailableSources = []EKSource{EKInventory} }), "", ReasonIdentityBound, ReasonEKNotNamed},
 
 		// What was accepted stays so, and is for the keys that were accepted.
 		{"accepted, and the source could not be read", all(accepted, func(w *world) { w.machine().UnavailableSources = []EKSource{EKInventory} }), ReasonEKReplaced, "", ReasonEKReplaced},
@@ -192,10 +207,12 @@ func TestExchangedEKs(t *testing.T) {
 // After A was accepted to be replaced, the source falls silent: A stays refused, or changes could
 // be made in steps that are never counted.
 func TestReplacedEKStaysRefused(t *testing.T) {
-	w := replacing(good(Renewal))
-	w.record().EKReplacedBy, w.machine().EKs = []string{"b"}, nil
-	if d := w.judge(t); d.Outcome != Deny || d.Refusals.Reason() != ReasonEKReplaced {
-		t.Errorf("%s, %v", d.Outcome, d.Refusals)
+	for _, source := range []EKSource{EKInventory, ""} { // "" is trust on first use
+		w := replacing(good(Renewal))
+		w.record().EKSource, w.record().EKReplacedBy, w.machine().EKs = source, []string{"b"}, nil
+		if d := w.judge(t); d.Outcome != Deny || d.Refusals.Reason() != ReasonEKReplaced {
+			t.Errorf("%q: %s, %v", source, d.Outcome, d.Refusals)
+		}
 	}
 }
 
@@ -270,17 +287,63 @@ func TestReplacementAfterTheApproval(t *testing.T) {
 }
 
 func TestServingWithAReplacedEK(t *testing.T) {
-	w := goodServing()
-	for i := range w.in.Records {
-		w.in.Records[i].EKSource = EKInventory
+	for _, source := range []EKSource{EKInventory, ""} { // "" is trust on first use
+		w := goodServing()
+		w.record().EKSource = source
+		w.machine().EKs = []NamedEK{{EKInventory, "b"}}
+		if d := w.judge(t); d.Outcome != ApproveServing || !slices.Equal(d.Warnings.Reasons(), []Reason{ReasonEKChangePending}) {
+			t.Errorf("%q, not accepted: %s, %v, warnings %v", source, d.Outcome, d.Refusals, d.Warnings)
+		}
+		w.record().EKReplacedBy = []string{"b"}
+		if d := w.judge(t); d.Outcome != Deny || !slices.Equal(d.Refusals.Reasons(), []Reason{ReasonEKReplaced}) {
+			t.Errorf("%q, accepted: %s, %v", source, d.Outcome, d.Refusals)
+		}
 	}
-	w.machine().EKs = []NamedEK{{EKInventory, "b"}}
-	if d := w.judge(t); d.Outcome != ApproveServing || !slices.Equal(d.Warnings.Reasons(), []Reason{ReasonEKChangePending}) {
-		t.Errorf("not accepted: %s, %v, warnings %v", d.Outcome, d.Refusals, d.Warnings)
+}
+
+// Which source contradicts a record, and with which keys. At most one source does: a machine has at
+// most 16 keys of one source, and a record has room for 16.
+func TestContradictedBy(t *testing.T) {
+	const a, platform, annotation = ek1, EKPlatform, EKAnnotation
+	for name, c := range map[string]struct {
+		recorded EKSource
+		named    []NamedEK
+		by       EKSource
+		eks      []string
+	}{
+		"the same source":                   {annotation, []NamedEK{{annotation, "c"}, {annotation, "b"}, {annotation, "c"}}, annotation, []string{"b", "c"}},
+		"another source":                    {EKInventory, []NamedEK{{annotation, "b"}}, "", nil},
+		"a source that only warns":          {platform, []NamedEK{{platform, "b"}}, "", nil},
+		"first use":                         {"", []NamedEK{{annotation, "b"}}, annotation, []string{"b"}},
+		"first use, two sources":            {"", []NamedEK{{EKInventory, "c"}, {annotation, "b"}}, annotation, []string{"b"}},
+		"first use, one source only warns":  {"", []NamedEK{{platform, "b"}, {EKInventory, "c"}}, EKInventory, []string{"c"}},
+		"first use, only such a source":     {"", []NamedEK{{platform, "b"}}, "", nil},
+		"first use, and one names the key":  {"", []NamedEK{{annotation, "b"}, {platform, a}}, "", nil},
+		"first use, a source without a key": {"", []NamedEK{{annotation, ""}}, "", nil},
+		"first use, nothing is named":       {"", nil, "", nil},
+	} {
+		w := good(Renewal)
+		w.policy.EKSources = []EKSource{annotation, platform, EKInventory}
+		w.machine().EKs, w.record().EKSource = c.named, c.recorded
+		rules := must(New(w.policy))
+		if by, eks := rules.ContradictedBy(w.record(), w.machine()); by != c.by || !slices.Equal(eks, c.eks) {
+			t.Errorf("%s: %q, %q", name, by, eks)
+		}
+		w.machine().UnavailableSources = []EKSource{c.by}
+		if by, eks := rules.ContradictedBy(w.record(), w.machine()); c.by != "" && by == c.by {
+			t.Errorf("%s, and that source is unavailable: %q", name, eks)
+		}
 	}
-	w.record().EKReplacedBy = []string{"b"}
-	if d := w.judge(t); d.Outcome != Deny || !slices.Equal(d.Refusals.Reasons(), []Reason{ReasonEKReplaced}) {
-		t.Errorf("accepted: %s, %v", d.Outcome, d.Refusals)
+	for recorded, refuses := range map[EKSource]bool{"": true, annotation: true, EKInventory: false, platform: false} {
+		w := good(Renewal)
+		w.policy.EKSources = []EKSource{annotation, platform}
+		if got := must(New(w.policy)).RefusesUnnamed(recorded); got != refuses {
+			t.Errorf("RefusesUnnamed(%q): %t", recorded, got)
+		}
+		w.policy.EKSources = []EKSource{platform}
+		if must(New(w.policy)).RefusesUnnamed(recorded) {
+			t.Errorf("RefusesUnnamed(%q), although the only source warns", recorded)
+		}
 	}
 }
 

@@ -264,8 +264,8 @@ func TestNothingElseIsTrustedOnFirstUse(t *testing.T) {
 
 // What trust on first use does not stop, as documented: the first boot is worth the token's
 // secrecy. A client that has the machine's token and provider ID, and comes first, gets the
-// certificate with a TPM of its own. The attack is seen then: the real machine is refused, for
-// good.
+// certificate with a TPM of its own. The attack is seen then: the real machine is refused, until
+// the operator names its key.
 func TestFirstUseIsWorthTheTokensSecrecy(t *testing.T) {
 	attacker := trusting(goodHello(First))
 	attacker.in.Evidence.EK = "e9"
@@ -296,6 +296,33 @@ func TestFirstUseIsWorthTheTokensSecrecy(t *testing.T) {
 		if d := victim.judge(t); d.Outcome != Deny || d.Refusals.Reason() != ReasonIdentityBound {
 			t.Errorf("the machine's %s, with a key nobody names: %s, %v", name, d.Outcome, d.Refusals)
 		}
+	}
+
+	// The operator names the machine's key, and the controller accepts that.
+	record := attacker.in.Records[1]
+	record.EKReplacedBy = []string{ek1}
+	record.Certificates = []Certificate{{SHA256: certificate1, ProofUID: record.ProofUID, NotAfter: testNow.Add(time.Hour)}}
+	corrected := func(w *world) *world {
+		w.in.Records = []Record{w.in.Records[0], record}
+		w.machine().EKs, w.in.Node = []NamedEK{{EKInventory, ek1}}, Present
+		return w
+	}
+	for name, impostor := range map[string]*world{
+		"renewal": trusting(good(Renewal)), "renewal's hello": trusting(goodHello(Renewal)),
+		"enrolment": goodTrust(), "enrolment's hello": trusting(goodHello(First)),
+	} {
+		corrected(impostor).in.Evidence.EK = "e9"
+		if impostor.in.Hello != nil {
+			impostor.in.Hello.UID = "uid-another-hello"
+		}
+		if d := impostor.judge(t); d.Outcome != Deny || !slices.Equal(d.Refusals.Reasons(), []Reason{ReasonEKReplaced}) {
+			t.Errorf("the attacker's %s after the correction: %s, %v", name, d.Outcome, d.Refusals)
+		}
+	}
+	victim := corrected(goodTrust())
+	victim.in.Hello.UID = "uid-its-own-hello"
+	if d := victim.judge(t); d.Outcome != Approve || d.Grant.Record.EK != ek1 || d.Grant.Record.EKSource != EKInventory || d.Grant.Record.EKReplacedBy != nil {
+		t.Errorf("the machine after the correction: %s, %v, %+v", d.Outcome, d.Refusals, d.Grant)
 	}
 }
 

@@ -1079,11 +1079,14 @@ func TestWarnings(t *testing.T) {
 		// The record decides, but a first use that was somebody else's must not stay unseen.
 		"T1: another EK is named, comes again": {Again, func(w *world) {
 			w.machine().EKs, w.in.Token = []NamedEK{{EKInventory, ek2 + "9"}}, good(First).in.Token
+		}, ReasonEKChangePending},
+		"T1: another EK is named, renews": {Renewal, func(w *world) { w.machine().EKs = []NamedEK{{EKInventory, ek2 + "9"}} }, ReasonEKChangePending},
+		"T1: another EK is named, and the policy only warns": {Renewal, func(w *world) {
+			w.policy.EKNotNamed, w.machine().EKs = Warn, []NamedEK{{EKInventory, ek2 + "9"}}
 		}, ReasonEKNotNamed},
-		"T1: another EK is named, renews": {Renewal, func(w *world) { w.machine().EKs = []NamedEK{{EKInventory, ek2 + "9"}} }, ReasonEKNotNamed},
 		"T1: two others are named": {Renewal, func(w *world) {
 			w.machine().EKs = []NamedEK{{EKInventory, ek2 + "8"}, {EKInventory, ek2 + "9"}, {EKPlatform, ek1}}
-		}, ReasonEKNotNamed},
+		}, ReasonEKChangePending},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := good(c.class)

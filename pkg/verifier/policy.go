@@ -136,8 +136,10 @@ type Policy struct {
 	// are Providers and no TrustOnFirstUse.
 	EKSources []EKSource
 	// EKNotNamed is the mode of the rule that the source which vouched for a machine's endorsement
-	// key must still name it: Required or Warn. The rule applies once the controller has accepted
-	// the change (Record.EKReplacedBy). Default: Warn for EKPlatform, Required for other sources.
+	// key must still name it: Required or Warn. If none vouched for it, as in trust on first use,
+	// the rule applies to each source that names other keys. It applies once the controller has
+	// accepted the change (Record.EKReplacedBy). Default: Warn for EKPlatform, Required for other
+	// sources.
 	EKNotNamed Mode
 	// TrustOnFirstUse lets the provider ID in a request select a machine for an EK that no
 	// authority names. The machine must be at most 2 h old, and must have no record and no nodeRef

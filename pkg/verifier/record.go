@@ -22,9 +22,9 @@ type Record struct {
 	// EKSource is the source that named EK when it was last attested. It is "" if none did, and in
 	// records of older releases.
 	EKSource EKSource
-	// EKReplacedBy are the keys that the controller accepted in place of EK, since EK's source
-	// named them (Rules.ContradictsEK). EK is refused until a source names it again. It is nil if
-	// no change was accepted.
+	// EKReplacedBy are the keys that the controller accepted in place of EK, since a source named
+	// them (Rules.ContradictedBy). EK is refused until a source names it again. It is nil if no
+	// change was accepted.
 	EKReplacedBy []string
 	// ProviderID is the machine's provider ID. NodeName is its node name.
 	ProviderID, NodeName string
@@ -209,7 +209,7 @@ func (e *evaluation) judgeRecords() {
 }
 
 // judgeReplacement judges a key that differs from the one in the machine's record. The key passes
-// only if the source that vouched for the record's key now names this one, and the controller has
+// only if a source that may replace the record's key now names this one, and the controller has
 // accepted that.
 func (e *evaluation) judgeReplacement(r *Record) {
 	recorded := r.isFor(e.in.Request) // the request was approved when the record had its key

@@ -171,7 +171,7 @@ func (e *evaluation) findServingMachine() {
 	}
 	e.judgeDeletion()
 	if e.ekStateOf(e.record, e.machine) == ekStateReplaced {
-		e.deny(ReasonEKReplaced, "record: the source that named the machine's endorsement key names another one now")
+		e.deny(ReasonEKReplaced, "record: a source names another endorsement key for the machine now")
 	}
 	e.warnIfNotNamed(e.record)
 }

@@ -284,12 +284,12 @@ func TestServingHostile(t *testing.T) {
 	}
 }
 
-// A node whose record has another EK than is named for its machine goes on, and is spoken of: in
-// serving, too.
+// If the policy only warns, a node whose record has another EK than is named for its machine
+// continues, and there is a warning: in serving, too.
 func TestServingWithAnotherEK(t *testing.T) {
 	for who, start := range servings() {
 		w := start()
-		w.machine().EKs = []NamedEK{{EKInventory, "e9"}}
+		w.policy.EKNotNamed, w.machine().EKs = Warn, []NamedEK{{EKInventory, "e9"}}
 		if d := w.judge(t); d.Outcome != ApproveServing && d.Outcome != SignServing || !slices.Equal(d.Warnings.Reasons(), []Reason{ReasonEKNotNamed}) {
 			t.Errorf("%s: %s, %v, warnings %v", who, d.Outcome, d.Refusals, d.Warnings)
 		}

@@ -5,6 +5,7 @@ package clusterapi
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
@@ -143,7 +145,69 @@ func TestTrustOnFirstUse(t *testing.T) {
 		of := file["tpm"].(map[string]any)
 		of["rootsFile"], of["intermediatesFile"] = roots, intermediates
 	})
-	t.Run("with roots", func(t *testing.T) { trustWithRoots(t, c) })
+	// The controller compares the records of each Cluster every 30 s. So these run at once.
+	for name, run := range map[string]func(*testing.T, *cluster){"with roots": trustWithRoots, "corrected": correctedFirstUse, "held": manyFirstUses} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			on := c
+			if name == "held" {
+				on = w.newCluster(t, name, nil) // its changes count apart
+			}
+			run(t, on)
+		})
+	}
+}
+
+// names annotates a Machine with an EK.
+func (m *machine) names(t *testing.T, ek string) {
+	t.Helper()
+	update(t, m.client, m.object, func(o *clusterv1.Machine) { metav1.SetMetaDataAnnotation(&o.ObjectMeta, attestation.AnnotationEK, ek) })
+}
+
+// An impostor was first. The operator annotates the Machine with the genuine EK: the impostor is
+// refused from then on, and the machine gets its certificate.
+func correctedFirstUse(t *testing.T, c *cluster) {
+	victim := c.newMachine(t, "corrected", unnamed)
+	thief := victim.impostor(t)
+	thief.attests(t)
+	thief.attests(t) // a renewal
+	c.refuses(t, victim.peer(t), verifier.ReasonIdentityBound)
+	victim.names(t, victim.ek)
+	harness.Eventually(t, harness.Soon, "the correction is accepted", func() bool { return c.record(t, victim.name).Status.EKReplaced != nil })
+	c.refuses(t, thief.peer(t), verifier.ReasonEKReplaced)
+	c.refuses(t, c.newPeer(t, thief.computer, c.asToken(victim.token), victim.name, victim.providerID), verifier.ReasonEKReplaced)
+	victim.attests(t)
+	record := victim.remembered(t)
+	if record.Spec.EK.Source != string(verifier.EKAnnotation) || len(record.Status.EKHistory) != 1 || record.Status.EKHistory[0].Fingerprint != thief.ek {
+		t.Errorf("%+v, %+v", record.Spec.EK, record.Status.EKHistory)
+	}
+	for i, certificate := range record.Status.Certificates {
+		if former := i < len(record.Status.Certificates)-1; certificate.FormerEK != former {
+			t.Errorf("certificate %d is of the former EK: %t", i, certificate.FormerEK)
+		}
+	}
+	c.refuses(t, thief.peer(t), verifier.ReasonEKReplaced)
+}
+
+// Four corrections at once are more than the controller accepts by itself. The machines renew by
+// their records.
+func manyFirstUses(t *testing.T, c *cluster) {
+	var machines []*machine
+	for i := range 4 {
+		m := c.newMachine(t, fmt.Sprintf("first-%d", i), unnamed)
+		m.attests(t)
+		m.registered(t)
+		machines = append(machines, m)
+	}
+	for i, m := range machines {
+		m.names(t, strings.Repeat(fmt.Sprint(i), 64))
+	}
+	last := machines[3] // a comparison may have accepted the others, one by one
+	harness.Eventually(t, harness.Soon, "the change is held", func() bool { return c.said(t, last.name, controller.ReasonEKChangeHeld) })
+	last.attests(t)
+	if last.remembered(t).Status.EKReplaced != nil {
+		t.Error("a fourth record was overridden without an acknowledgement")
+	}
 }
 
 // A client that has a Machine's token, knows its provider ID, and is first, becomes its node with a
@@ -189,9 +253,7 @@ func trustWithRoots(t *testing.T, c *cluster) {
 		a := m.begins(t)
 		c.waits(t, verifier.ReasonMachineNotFound, m.filed(t))
 		since := time.Now()
-		update(t, c.client, m.object, func(o *clusterv1.Machine) {
-			metav1.SetMetaDataAnnotation(&o.ObjectMeta, attestation.AnnotationEK, m.ek)
-		})
+		m.names(t, m.ek)
 		a.follows(t, name+": its EK is named", since)
 	}
 	named := c.newMachine(t, "of-which-an-ek-is-named", nil)

@@ -159,7 +159,7 @@ func TestDeniedEKIsNotRecovered(t *testing.T) {
 // Class Again goes by the record alone where no source names the EK: then the token must be the
 // machine's.
 func TestAgainTakesTheMachinesToken(t *testing.T) {
-	f := newFleet(t, func(f *fleet, p *verifier.Policy) { p.Token = verifier.Required })
+	f := newFleet(t, func(_ *fleet, p *verifier.Policy) { p.Token, p.EKNotNamed = verifier.Required, verifier.Warn })
 	m, other := f.newMachine(t, "comes-again"), f.newMachine(t, "its-neighbour")
 	eks := map[*machine]string{m: m.identified(t), other: other.identified(t)}
 	entry := func(m *machine, ek string) string {

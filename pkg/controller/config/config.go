@@ -66,8 +66,8 @@ type Config struct {
 	// Off. Default: Required with ClusterAPI. Otherwise Off, since most inventories list no tokens.
 	Token Mode `json:"token,omitempty"`
 	// EKNotNamed says whether a machine is refused if the source that vouched for its endorsement
-	// key now names other keys: Required or Warn. Default: Warn for the source Platform, Required
-	// for others.
+	// key now names other keys: Required or Warn. If none vouched for it, as in trust on first use,
+	// each source counts. Default: Warn for the source Platform, Required for others.
 	EKNotNamed Mode `json:"ekNotNamed,omitempty"`
 	// Credential says whether a renewal must be requested with a certificate in the record:
 	// Recover, Required, Warn or Off. Recover is like Required, but recreates a lost record for a

@@ -57,7 +57,7 @@ func NewMetrics() (*Metrics, error) {
 		}, []string{"signer"}),
 		ekChanges: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "node_attestation_ek_changes",
-			Help: "Machines for which a source names other endorsement keys than it did, by cluster, source and state: accepted or held.",
+			Help: "Machines for which a source names other endorsement keys than their records, by cluster, source of the record (FirstUse if it has none) and state: accepted or held.",
 		}, []string{"cluster", "source", "state"}),
 		issued: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "node_attestation_issued_without_attestation_total",
@@ -86,7 +86,8 @@ func (m *Metrics) Decided(object *certificatesv1.CertificateSigningRequest, d ve
 	}
 }
 
-// EKChanges gauges the accepted and the held changes of endorsement keys by a source.
+// EKChanges gauges the accepted and the held changes of endorsement keys, by the source in the
+// machines' records, or FirstUse if they have none.
 func (m *Metrics) EKChanges(source verifier.EKSource, accepted, held int) {
 	if m == nil {
 		return
