@@ -5,6 +5,7 @@ package controller
 import (
 	"bytes"
 	"testing"
+	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 
@@ -45,7 +46,8 @@ func TestOddRequests(t *testing.T) {
 }
 
 // A proof that does not parse is denied at once, with its error as the cause. It does not matter
-// whether its hello is there. A proof that parses, and whose hello is not there, waits beside them.
+// whether its hello is there. So is a proof without a hello whose challenge could no longer be
+// answered. Another proof whose hello is not there waits beside them.
 func TestMalformedProofs(t *testing.T) {
 	f := newFleet(t, nil)
 	m := f.newMachine(t, "malformed")
@@ -61,6 +63,18 @@ func TestMalformedProofs(t *testing.T) {
 			t.Fatalf("no %s in %s", old, sent)
 		}
 		return changed
+	}
+	lonely := func(expires time.Duration) []byte {
+		proof, err := attestation.ParseProof(f.lonelyProof(t, "node-csr-nowhere"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		proof.Expires = time.Now().Add(expires).Unix()
+		data, err := proof.Marshal()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return data
 	}
 	filed := map[*certificatesv1.CertificateSigningRequest]verifier.Reason{}
 	for _, c := range []struct {
@@ -78,6 +92,8 @@ func TestMalformedProofs(t *testing.T) {
 		{[]byte(greeting.Annotations[attestation.AnnotationChallenge]), verifiertpm.ReasonKind},
 		{bytes.Replace(with("tpm/v1", "tpm/v2"), []byte(greeting.Name), []byte("node-csr-nowhere"), 1), verifiertpm.ReasonVersion},
 		{bytes.Replace(with(`,"pcrs":`, `, "pcrs":`), []byte(greeting.Name), []byte("node-csr-nowhere"), 1), verifiertpm.ReasonMalformed},
+		{lonely(-time.Second), attestation.ReasonExpired},
+		{lonely(24 * time.Hour), "AttestationChallengeAhead"},
 	} {
 		filed[p.file(t, p.object(t, tpm.SignerName, c.document))] = c.want
 	}

@@ -124,9 +124,8 @@ func (p Provider) Judge(_ context.Context, q controller.Question) verifier.Evide
 		return evidence
 	}
 	if q.Hello == nil {
-		// A proof that does not parse is refused without its hello. A proof that parses waits for
-		// its hello.
-		if _, _, err := v.HelloReference(requestOf(q.Request)); err != nil {
+		// Other proofs wait for their hello.
+		if err := v.JudgeWithoutHello(requestOf(q.Request), q.Now); err != nil {
 			return refused(err)
 		}
 		evidence.Err = errNoHello

@@ -29,11 +29,13 @@ func newTestVerifier(t *testing.T) *tpm.Verifier {
 	return v
 }
 
-// A proof without its hello is refused if it does not parse. Otherwise, and while there is no
-// verifier, nothing is decided.
+// A proof without its hello is refused if it does not parse, or if its challenge could no longer be
+// answered. Otherwise, and while there is no verifier, nothing is decided.
 func TestAProofWithoutItsHello(t *testing.T) {
+	const lifetime = 10 * time.Minute // newTestVerifier's
+	expires := time.Unix(1800000000, 0)
 	proof, err := attestation.Proof{
-		Version: attestation.VersionTPM, HelloName: "h", HelloUID: "u", KeyID: "k", Expires: 1, PCRBank: "sha256",
+		Version: attestation.VersionTPM, HelloName: "h", HelloUID: "u", KeyID: "k", Expires: expires.Unix(), PCRBank: "sha256",
 		PCRs: []attestation.PCR{{Index: 0, Value: make([]byte, 32)}, {Index: 7, Value: make([]byte, 32)}}, Quote: []byte{1}, Signature: []byte{1},
 	}.Marshal()
 	if err != nil {
@@ -46,12 +48,16 @@ func TestAProofWithoutItsHello(t *testing.T) {
 		}
 		return changed
 	}
-	judge := func(p Provider, data []byte) verifier.Evidence {
+	judgeAt := func(p Provider, data []byte, created, now time.Time) verifier.Evidence {
 		request := requestWith("example.com/signer")
+		request.CreationTimestamp.Time = created
 		if request.Spec.Request, err = (attestation.Request{PKCS10: []byte{1}, Provider: "tpm", Data: data}).Marshal(); err != nil {
 			t.Fatal(err)
 		}
-		return p.Judge(t.Context(), controller.Question{Request: request, Now: time.Now()})
+		return p.Judge(t.Context(), controller.Question{Request: request, Now: now})
+	}
+	judge := func(p Provider, data []byte) verifier.Evidence {
+		return judgeAt(p, data, expires.Add(-lifetime), expires.Add(-lifetime))
 	}
 	provider := Provider{Verifier: newTestVerifier(t)}
 	for name, c := range map[string]struct {
@@ -84,8 +90,35 @@ func TestAProofWithoutItsHello(t *testing.T) {
 			t.Errorf("%s: judged without challenge keys: %+v", name, evidence)
 		}
 	}
-	if evidence := judge(provider, proof); evidence.Err == nil || isVerdict(evidence.Err) {
-		t.Errorf("a well-formed proof: %+v", evidence)
+	// The expiry is a claim. A proof whose expiry no controller sets is refused at once, and the
+	// others at most a lifetime and two minutes later.
+	for name, c := range map[string]struct {
+		created, now time.Duration // after the claimed expiry
+		want         verifier.Reason
+	}{
+		"at once":                                  {-lifetime, -lifetime, ""},
+		"by the clock of another replica":          {-lifetime - time.Minute, -lifetime - time.Minute, ""},
+		"the API server's clock is a minute ahead": {-time.Second + time.Minute, -time.Second, ""},
+		"it came in time, and waits":               {-time.Second, time.Minute - time.Second, ""},
+		"it came in time, and waited":              {-time.Second, time.Minute, attestation.ReasonExpired},
+		"the API server's clock is behind":         {-24 * time.Hour, time.Minute, attestation.ReasonExpired},
+		"it came late":                             {0, 0, attestation.ReasonExpired},
+		"no time of creation":                      {0, time.Hour, attestation.ReasonExpired},
+		"it is said to end later than any does":    {-lifetime - time.Minute - time.Second, -lifetime - time.Minute - time.Second, "AttestationChallengeAhead"},
+		"it is said to end in years":               {-24 * time.Hour * 1000, -24 * time.Hour * 1000, "AttestationChallengeAhead"},
+	} {
+		created := expires.Add(c.created)
+		if name == "no time of creation" {
+			created = time.Time{}
+		}
+		evidence := judgeAt(provider, proof, created, expires.Add(c.now))
+		var refusals verifier.Refusals
+		if refused := errors.As(evidence.Err, &refusals); evidence.Err == nil || evidence.EKUntrusted || refused != (c.want != "") || refused && refusals.Reason() != c.want {
+			t.Errorf("%s: %+v, want %q", name, evidence, c.want)
+		}
+	}
+	if evidence := judgeAt(provider, proof, expires, time.Time{}); evidence.Err == nil || isVerdict(evidence.Err) {
+		t.Errorf("without a time: %+v", evidence)
 	}
 }
 

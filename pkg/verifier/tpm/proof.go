@@ -96,6 +96,30 @@ func (parsed *ParsedHello) VerifyProof(request Request, namedEKs []Fingerprint, 
 	return verifiedProof(h, p, pcrs)
 }
 
+// JudgeWithoutHello judges what can be judged of a proof whose hello is not found. It returns
+// verifier.Refusals if the proof does not parse, if its challenge could no longer be answered, or
+// if no controller would have set the challenge's expiry. With nil nothing is verified: the hello
+// may still be found.
+//
+// The expiry is a claim of the proof. So a proof is refused at most Config.ChallengeLifetime and
+// twice maxSkew after its creation. By then a controller that knows the hello has judged an honest
+// proof. A hello that is deleted never comes back under its UID.
+func (v *Verifier) JudgeWithoutHello(request Request, now time.Time) error {
+	if now.IsZero() {
+		return errNoTime
+	}
+	var refusals verifier.Refusals
+	p := v.parseProof(&refusals, request)
+	if p.document == nil {
+		return refusals
+	}
+	expired := v.judgeExpiry(&refusals, p, now)
+	if ended := p.document.Expires; len(expired) == 0 && now.Add(-maxSkew).Unix() >= ended {
+		expired.Add(reasonChallengeExpired, "proof: its hello is not found, and the challenge ran out at %s", time.Unix(ended, 0).UTC().Format(time.RFC3339))
+	}
+	return append(refusals, expired...).Err()
+}
+
 // verifiedProof makes each VerifiedProof. No other function accepts a proof.
 func verifiedProof(h *helloEvaluation, p *proofEvaluation, eventLogPCRs []int) (*VerifiedProof, error) {
 	if !h.trusted || !p.genuine() { // not reached: each failed rule adds a refusal
@@ -172,22 +196,32 @@ func matchHello(refusals *verifier.Refusals, p *proofEvaluation, h *helloEvaluat
 // key, or if no controller would have set the challenge's expiry. The refusal of an expired
 // challenge is returned separately.
 func (v *Verifier) matchChallenge(refusals *verifier.Refusals, p *proofEvaluation, now time.Time) (key []byte, expired verifier.Refusals) {
-	document, came := p.document, now
-	if created := p.request.Created; !created.IsZero() && created.Before(now) {
-		came = created
-	}
-	key = v.keys[document.KeyID]
+	key = v.keys[p.document.KeyID]
 	if key == nil {
-		refusals.Add(reasonChallengeKeyUnknown, "proof: there is no key %.64q here", document.KeyID)
+		refusals.Add(reasonChallengeKeyUnknown, "proof: there is no key %.64q here", p.document.KeyID)
 	}
-	if came.Unix() >= document.Expires {
-		expired.Add(reasonChallengeExpired, "proof: the challenge ran out at %s", time.Unix(document.Expires, 0).UTC().Format(time.RFC3339))
-	}
-	if document.Expires > now.Add(v.lifetime+maxSkew).Unix() {
-		refusals.Add(reasonChallengeAhead, "proof: the challenge is said to end later than any does")
+	before := len(*refusals)
+	if expired = v.judgeExpiry(refusals, p, now); len(*refusals) > before {
 		key = nil
 	}
 	return key, expired
+}
+
+// judgeExpiry refuses an expiry that no controller would have set. It returns the refusal of an
+// expired challenge separately. A proof that arrived in time stays in time, however late it is
+// judged.
+func (v *Verifier) judgeExpiry(refusals *verifier.Refusals, p *proofEvaluation, now time.Time) (expired verifier.Refusals) {
+	expires, came := p.document.Expires, now
+	if created := p.request.Created; !created.IsZero() && created.Before(now) {
+		came = created
+	}
+	if came.Unix() >= expires {
+		expired.Add(reasonChallengeExpired, "proof: the challenge ran out at %s", time.Unix(expires, 0).UTC().Format(time.RFC3339))
+	}
+	if expires > now.Add(v.lifetime+maxSkew).Unix() {
+		refusals.Add(reasonChallengeAhead, "proof: the challenge is said to end later than any does")
+	}
+	return expired
 }
 
 func parseProofQuote(refusals *verifier.Refusals, document *attestation.Proof) *parsedQuote {
