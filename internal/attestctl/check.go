@@ -61,19 +61,19 @@ type finding struct {
 }
 
 func ok(format string, arguments ...any) finding {
-	return finding{state: stateOK, message: fmt.Sprintf(format, arguments...)}
+	return finding{state: stateOK, message: sprintf(format, arguments...)}
 }
 
 func warning(remedy, format string, arguments ...any) finding {
-	return finding{stateWarning, fmt.Sprintf(format, arguments...), remedy}
+	return finding{stateWarning, sprintf(format, arguments...), remedy}
 }
 
 func failed(remedy, format string, arguments ...any) finding {
-	return finding{stateFailure, fmt.Sprintf(format, arguments...), remedy}
+	return finding{stateFailure, sprintf(format, arguments...), remedy}
 }
 
 func unknown(remedy, format string, arguments ...any) finding {
-	return finding{stateUnknown, fmt.Sprintf(format, arguments...), remedy}
+	return finding{stateUnknown, sprintf(format, arguments...), remedy}
 }
 
 // unread returns the finding of a check that cannot read an object. An object that the user may not

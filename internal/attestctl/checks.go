@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -172,7 +173,7 @@ func (e *examination) checkLease(ctx context.Context) finding {
 	}
 	// The clocks of this machine and of the controller's machine may differ by this.
 	const skew = 30 * time.Second
-	holder := text.Line(*spec.HolderIdentity, maxName)
+	holder := *spec.HolderIdentity
 	if age := e.now.Sub(spec.RenewTime.Time); age > time.Duration(*spec.LeaseDurationSeconds)*time.Second+skew {
 		return failed(remedy, "the Lease %s was last renewed %s ago, by %s", election.LeaseName, age.Round(time.Second), holder)
 	}
@@ -261,6 +262,9 @@ func (e *examination) unlessAudit(remedy, format string, arguments ...any) findi
 	return failed(remedy, format, arguments...)
 }
 
+// copyable are the names of ClusterRoleBindings that a shell takes as they are.
+var copyable = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9:._-]*$`)
+
 func (e *examination) checkBindings(ctx context.Context) finding {
 	var found []string
 	err := readPages(ctx, e.nodes, func() *rbacv1.ClusterRoleBindingList { return &rbacv1.ClusterRoleBindingList{} }, func(page *rbacv1.ClusterRoleBindingList) {
@@ -274,7 +278,13 @@ func (e *examination) checkBindings(ctx context.Context) finding {
 	case err != nil:
 		return unread(err, "")
 	case len(found) > 0:
-		remedy := "when all nodes have attested: kubectl delete clusterrolebinding " + strings.Join(found[:min(len(found), text.MaxNames)], " ") + ", or set autoApprovingBindings: Remove"
+		remedy := "when all nodes have attested, delete them: kubectl delete clusterrolebinding"
+		for _, name := range found[:min(len(found), text.MaxNames)] {
+			if copyable.MatchString(name) {
+				remedy += " " + name
+			}
+		}
+		remedy += ", or set autoApprovingBindings: Remove"
 		if e.guarded {
 			return warning(remedy, "only the policies keep kube-controller-manager from approving without attestation by these ClusterRoleBindings: %s", text.Names(found))
 		}
@@ -540,7 +550,7 @@ func (e *examination) checkCondition(ctx context.Context, kind string) finding {
 	case c == nil:
 		return unknown("start the controller: it writes the condition within seconds", "namespace %s has no condition %s", name, kind)
 	}
-	says := c.Reason + ": " + c.Message
+	says := sprintf("%s: %s", c.Reason, c.Message)
 	switch {
 	case c.Status == corev1.ConditionTrue, c.Reason == preflight.ReasonPoliciesAudit:
 		return ok("%s", says)

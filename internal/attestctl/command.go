@@ -8,14 +8,11 @@
 package attestctl
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"time"
-	"unicode"
-	"unicode/utf16"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -140,9 +137,9 @@ func classifyError(err error) *failure {
 
 func usage(err error) error { return &failure{codeUsage, "see --help", err} }
 
-// say prints a line on standard error.
+// say prints a line on standard error. Its arguments may be those of peers.
 func (i *invocation) say(format string, arguments ...any) {
-	_, _ = fmt.Fprintln(i.Stderr, text.Line(fmt.Sprintf(format, arguments...), maxLine))
+	_, _ = fmt.Fprintln(i.Stderr, text.Line(sprintf(format, arguments...), maxLine))
 }
 
 func (i *invocation) rootCommand() *cobra.Command {
@@ -230,27 +227,8 @@ func (i *invocation) print(format string, value any) error {
 	if err != nil {
 		return err
 	}
-	if format == outputformat.JSON {
-		out = escape(out)
-	}
 	_, err = i.Stdout.Write(out)
 	return err
-}
-
-// escape escapes the characters that a terminal may act on and that JSON allows in strings. The
-// YAML encoder escapes them itself.
-func escape(document []byte) []byte {
-	var out bytes.Buffer
-	for _, r := range string(document) {
-		if r == '\n' || unicode.IsPrint(r) {
-			out.WriteRune(r)
-			continue
-		}
-		for _, unit := range utf16.Encode([]rune{r}) {
-			_, _ = fmt.Fprintf(&out, `\u%04x`, unit)
-		}
-	}
-	return out.Bytes()
 }
 
 // isTerminal reports whether a file is a terminal. Other character devices, such as /dev/null, are

@@ -501,8 +501,7 @@ func TestFloodIsBounded(t *testing.T) {
 	for i := range requests {
 		requests[i] = Request{Name: fmt.Sprint(i), State: "Pending", NodeName: fmt.Sprintf("a-%04d", i)}
 	}
-	s.fill([]v1alpha1.NodeAttestation{*newRecord("zzz", 1)}, requests, nil)
-	s.limit()
+	s.fill([]v1alpha1.NodeAttestation{*newRecord("zzz", 1)}, requests)
 	if len(s.Nodes) != 1+maxClaims || s.Omitted != 2000-maxClaims || s.Nodes[0].Node != "zzz" {
 		t.Errorf("%d, %d omitted, first %s", len(s.Nodes), s.Omitted, s.Nodes[0].Node)
 	}

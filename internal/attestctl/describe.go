@@ -5,6 +5,7 @@ package attestctl
 import (
 	"context"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"time"
@@ -13,7 +14,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
 )
@@ -22,16 +22,25 @@ import (
 type Description struct {
 	Node    string                     `json:"node"`
 	Records []v1alpha1.NodeAttestation `json:"records"`
-	// History is in the order of time.
+	// History is in the order of time, first the record's entries, and then those that others claim.
 	History []Happening `json:"history"`
-	// Omitted is how many older entries are not in History.
-	Omitted    int      `json:"omitted,omitempty"`
+	// Omitted is how many older entries of requests and Events are not in History.
+	Omitted    Omitted  `json:"omitted,omitzero"`
 	Incomplete []string `json:"incomplete,omitempty"`
+}
+
+// Omitted is how many entries of each kind are not shown.
+type Omitted struct {
+	Requests int `json:"requests,omitempty"`
+	Events   int `json:"events,omitempty"`
 }
 
 // Happening is an entry of a node's history.
 type Happening struct {
 	Time metav1.Time `json:"time"`
+	// Trusted says that the entry comes from the record, which only the controller and operators
+	// write. A bootstrap token can file requests about any node, and each node can create Events.
+	Trusted bool `json:"trusted"`
 	// From is the kind of object that the entry comes from: record, request or event. Name is the
 	// name of that object.
 	From string `json:"from"`
@@ -39,16 +48,20 @@ type Happening struct {
 	What string `json:"what"`
 }
 
-// maxHistory limits the history. The newest are shown.
-const maxHistory = 200
+const (
+	fromRecord, fromRequest, fromEvent = "record", "request", "event"
+	// maxHistory limits the requests, and the Events, in a history. The CRD bounds the record.
+	maxHistory = 100
+)
 
 func (i *invocation) describeCommand() *cobra.Command {
 	var format *output
 	c := &cobra.Command{
 		Use:   "describe NODE",
 		Short: "Show the record of a node, and what happened to it by record, requests and Events",
-		Long: `Show the record of a node, and what happened to it in the order of time. Requests and Events vanish after an hour. Requests that
-claim the node's name are shown, of all requesters.`,
+		Long: `Show the record of a node, and what happened to it in the order of time. History is what the record says: only the controller and operators
+write it. Claims are requests that claim the node's name, and Events. Anyone with a bootstrap token can file such a request, and any node
+can create such an Event: do not act on a claim alone. Requests and Events vanish after an hour.`,
 		Example:           "  kubectl attest describe worker-7",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: i.completeNode,
@@ -83,15 +96,15 @@ func (a *access) describe(ctx context.Context, node string, now time.Time) (*Des
 	d := &Description{Node: node, Records: records, History: []Happening{}}
 	note := func(what string, err error) {
 		if err != nil {
-			d.Incomplete = append(d.Incomplete, what+": "+text.Line(err.Error(), maxMessage))
+			d.Incomplete = append(d.Incomplete, sprintf("%s: %v", what, err))
 		}
 	}
 	requests, err := a.readRequests(ctx, now)
 	note("requests", err)
-	events, err := readEvents(ctx, a.nodes, clusterEvents)
+	events, err := readEvents(ctx, a.nodes, clusterEvents, now)
 	note("Events", err)
 	if len(records) > 0 {
-		more, err := readEvents(ctx, a.records, a.namespace)
+		more, err := readEvents(ctx, a.records, a.namespace, now)
 		note("Events of the record", err)
 		events = append(events, more...)
 	}
@@ -99,7 +112,8 @@ func (a *access) describe(ctx context.Context, node string, now time.Time) (*Des
 	return d, nil
 }
 
-// fill makes the history.
+// fill makes the history. What anybody can write pushes out nothing of the record, and one requester
+// nothing of another.
 func (d *Description) fill(requests []Request, events []event) {
 	about := map[string]bool{"Node/" + d.Node: true}
 	for i := range d.Records {
@@ -108,30 +122,41 @@ func (d *Description) fill(requests []Request, events []event) {
 		about["NodeAttestation/"+r.Name] = true
 		d.addRecord(r)
 	}
+	var claims []*Request
 	for i := range requests {
 		if r := &requests[i]; r.NodeName == d.Node {
 			about["CertificateSigningRequest/"+r.Name] = true
-			d.addRequest(r)
+			claims = append(claims, r)
 		}
 	}
-	for _, e := range events {
-		if about[e.kind+"/"+e.name] {
-			d.add(metav1.NewTime(e.at), "event", e.name, e.reason+": "+e.note)
+	slices.Reverse(claims) // the newest first
+	claims, d.Omitted.Requests = share(claims, maxHistory)
+	for _, r := range slices.Backward(claims) {
+		d.addRequest(r)
+	}
+	events = slices.DeleteFunc(events, func(e event) bool { return !about[e.kind+"/"+e.name] })
+	slices.SortStableFunc(events, func(a, b event) int { return b.at.Compare(a.at) })
+	d.Omitted.Events = max(0, len(events)-maxHistory)
+	for _, e := range events[:len(events)-d.Omitted.Events] {
+		d.add(metav1.NewTime(e.at), fromEvent, e.name, "%s: %s", e.reason, e.note)
+	}
+	slices.SortStableFunc(d.History, func(a, b Happening) int {
+		if a.Trusted != b.Trusted && a.Trusted {
+			return -1
+		} else if a.Trusted != b.Trusted {
+			return 1
 		}
-	}
-	slices.SortStableFunc(d.History, func(a, b Happening) int { return a.Time.Compare(b.Time.Time) })
-	if d.Omitted = max(0, len(d.History)-maxHistory); d.Omitted > 0 {
-		d.History = d.History[d.Omitted:]
-	}
+		return a.Time.Compare(b.Time.Time)
+	})
 }
 
-func (d *Description) add(at metav1.Time, from, name, what string) {
-	d.History = append(d.History, Happening{at, from, name, what})
+func (d *Description) add(at metav1.Time, from, name, format string, arguments ...any) {
+	d.History = append(d.History, Happening{at, from == fromRecord, from, name, sprintf(format, arguments...)})
 }
 
 func (d *Description) addRecord(r *v1alpha1.NodeAttestation) {
 	add := func(at metav1.Time, format string, arguments ...any) {
-		d.add(at, "record", r.Name, fmt.Sprintf(format, arguments...))
+		d.add(at, fromRecord, r.Name, format, arguments...)
 	}
 	add(r.CreationTimestamp, "made for machine %s", r.Spec.Machine.Name)
 	for _, former := range r.Status.EKHistory {
@@ -144,10 +169,10 @@ func (d *Description) addRecord(r *v1alpha1.NodeAttestation) {
 		add(*at, "evidence was accepted last")
 	}
 	if v := r.Status.Revocation; v != nil {
-		add(v.Time, "certificates were revoked by %s: %s", v.Name, v.Reason)
+		add(v.Time, "certificates were revoked by %s: %s", v.Name, prose(v.Reason))
 	}
 	if s := r.Status.Suspension; s != nil {
-		add(s.Time, "the machine was suspended: %s", s.Reason)
+		add(s.Time, "the machine was suspended: %s", prose(s.Reason))
 	}
 }
 
@@ -156,20 +181,20 @@ func (d *Description) addRequest(r *Request) {
 	if r.hello {
 		kind = "hello"
 	}
-	claimed := ""
 	if ek := r.fingerprint(); ek != "" {
-		claimed = " with EK " + short(ek)
+		d.add(r.Created, fromRequest, r.Name, "%s filed by %s with EK %s", kind, r.Requester, short(ek))
+	} else {
+		d.add(r.Created, fromRequest, r.Name, "%s filed by %s", kind, r.Requester)
 	}
-	d.add(r.Created, "request", r.Name, kind+" filed by "+r.Requester+claimed)
-	why := r.Reason
+	why := sprintf("%s", r.Reason)
 	if r.Message != "" {
-		why += ": " + r.Message
+		why = sprintf("%s: %s", r.Reason, r.Message)
 	}
 	switch {
 	case !r.Since.IsZero():
-		d.add(r.Since, "request", r.Name, r.State+": "+why)
+		d.add(r.Since, fromRequest, r.Name, "%s: %s", r.State, why)
 	case r.State == state.Pending.String() && why != "":
-		d.add(r.Created, "request", r.Name, "waits: "+why)
+		d.add(r.Created, fromRequest, r.Name, "waits: %s", why)
 	}
 }
 
@@ -180,7 +205,7 @@ func (i *invocation) printDescription(d *Description, format string) error {
 	}
 	var out strings.Builder
 	line := func(name, format string, arguments ...any) {
-		_, _ = fmt.Fprintf(&out, "%-13s %s\n", name+":", text.Line(fmt.Sprintf(format, arguments...), maxMessage))
+		_, _ = fmt.Fprintf(&out, "%-13s %s\n", name+":", sprintf(format, arguments...))
 	}
 	line("Node", "%s", d.Node)
 	if len(d.Records) == 0 {
@@ -189,19 +214,33 @@ func (i *invocation) printDescription(d *Description, format string) error {
 	for k := range d.Records {
 		d.printRecord(&d.Records[k], line, i.now)
 	}
-	out.WriteString("History:\n")
-	if d.Omitted > 0 {
-		_, _ = fmt.Fprintf(&out, "  (%d older ones are not shown)\n", d.Omitted)
-	}
+	d.printHistory(&out)
+	_, err := io.WriteString(i.Stdout, out.String())
+	return err
+}
+
+// printHistory prints the record's entries, and below them those that are not trusted.
+func (d *Description) printHistory(out *strings.Builder) {
 	width := 0
 	for _, h := range d.History {
-		width = max(width, len(h.Name))
+		width = max(width, len(sprintf("%s", h.Name)))
 	}
-	for _, h := range d.History {
-		_, _ = fmt.Fprintf(&out, "  %s  %-7s  %-*s  %s\n", h.Time.UTC().Format(time.RFC3339), h.From, width, h.Name, text.Line(h.What, maxMessage))
+	entries := func(trusted bool) {
+		for _, h := range d.History {
+			if h.Trusted == trusted {
+				out.WriteString(sprintf("  %s  %-7s  %-*s  %s", stamp(h.Time.Time), h.From, width, h.Name, prose(h.What)) + "\n")
+			}
+		}
 	}
-	_, err := i.Stdout.Write([]byte(out.String()))
-	return err
+	out.WriteString("History, by the record:\n")
+	entries(true)
+	if slices.ContainsFunc(d.History, func(h Happening) bool { return !h.Trusted }) {
+		out.WriteString("Claims, by requests and Events (others than the controller can write them):\n")
+	}
+	if o := d.Omitted; o != (Omitted{}) {
+		_, _ = fmt.Fprintf(out, "  (%d older requests and %d older Events are not shown)\n", o.Requests, o.Events)
+	}
+	entries(false)
 }
 
 func (d *Description) printRecord(r *v1alpha1.NodeAttestation, line func(name, format string, arguments ...any), now time.Time) {
@@ -222,10 +261,10 @@ func (d *Description) printRecord(r *v1alpha1.NodeAttestation, line func(name, f
 		line("Attested", "%s (%s ago)", at.UTC().Format(time.RFC3339), age(at.Time, now))
 	}
 	if s := r.Status.Suspension; s != nil {
-		line("Suspended", "since %s: %s", stamp(s.Time.Time), s.Reason)
+		line("Suspended", "since %s: %s", stamp(s.Time.Time), prose(s.Reason))
 	}
 	if v := r.Status.Revocation; v != nil {
-		line("Revoked", "last at %s by %s: %s", stamp(v.Time.Time), v.Name, v.Reason)
+		line("Revoked", "last at %s by %s: %s", stamp(v.Time.Time), v.Name, prose(v.Reason))
 	}
 	for _, c := range r.Status.Certificates {
 		more := ""

@@ -4,6 +4,7 @@ package attestctl
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -12,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/machineentry"
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
@@ -41,7 +41,10 @@ func (i *invocation) printEntries(ctx context.Context, a *access, waiting []*Req
 	}
 	candidates := slices.DeleteFunc(judgeEntries(waiting, listed), func(c candidate) bool { return !asked(c.Request) })
 	omitted := max(0, len(candidates)-maxClaims)
-	out := renderEntries(candidates[:len(candidates)-omitted])
+	out, err := renderEntries(candidates[:len(candidates)-omitted])
+	if err != nil {
+		return err
+	}
 	for _, line := range trustWarning {
 		i.say("%s", line)
 	}
@@ -56,12 +59,20 @@ func (i *invocation) printEntries(ctx context.Context, a *access, waiting []*Req
 // judgeEntries returns the requests of machines that no source of machines names. Where two claim
 // the same, only the operator can say which one is right.
 func judgeEntries(waiting []*Request, listed *inventory.Inventory) (all []candidate) {
+	// what requests claim, without those that claim the same as another one
+	type claim struct{ node, id, ek string }
+	claims := map[claim]bool{}
 	byName, byProviderID, byEK := map[string]int{}, map[string]int{}, map[string]int{}
-	for _, r := range waiting {
-		byName[r.NodeName]++
-		byProviderID[r.ProviderID]++
-		byEK[r.fingerprint()]++
-	}
+	waiting = slices.DeleteFunc(slices.Clone(waiting), func(r *Request) bool {
+		c := claim{r.NodeName, r.ProviderID, r.fingerprint()}
+		known := claims[c]
+		if claims[c] = true; !known {
+			byName[c.node]++
+			byProviderID[c.id]++
+			byEK[c.ek]++
+		}
+		return known
+	})
 	for _, r := range waiting {
 		if r.Reason != "" && r.Reason != string(verifier.ReasonMachineNotFound) || len(listed.ByEK(r.fingerprint())) > 0 {
 			continue // it waits for something else
@@ -84,7 +95,7 @@ func judgeEntries(waiting []*Request, listed *inventory.Inventory) (all []candid
 		case r.ProviderID != "" && idListed:
 			problem = "the inventory has this provider ID for another machine"
 		case byName[r.NodeName] > 1:
-			problem = "requests with other endorsement keys claim this node name: one of them at most is right"
+			problem = "requests with other endorsement keys or provider IDs claim this node name: one of them at most is right"
 		case r.ProviderID != "" && byProviderID[r.ProviderID] > 1:
 			problem = "other requests claim this provider ID: one of them at most is right"
 		case byEK[r.fingerprint()] > 1:
@@ -95,37 +106,53 @@ func judgeEntries(waiting []*Request, listed *inventory.Inventory) (all []candid
 	return all
 }
 
-// renderEntries returns a document for the inventory. An entry with a problem is a comment.
-func renderEntries(candidates []candidate) string {
+// errOtherEntries says that the rendered entries are not those that were meant.
+var errOtherEntries = errors.New("the entries would not be read as they are meant: nothing is printed")
+
+// renderEntries returns a document for the inventory. An entry with a problem is a comment. It
+// reads the document again as the controller does, and refuses one that has anything but the entries
+// without a problem: an operator appends it to the inventory.
+func renderEntries(candidates []candidate) (string, error) {
 	var out strings.Builder
+	var meant []inventory.Machine
 	out.WriteString("---\n")
 	for _, line := range trustWarning {
 		out.WriteString("# " + line + "\n")
 	}
-	machines, good := strings.Builder{}, 0
+	var machines strings.Builder
 	for _, c := range candidates {
-		body := entryOf(c.Request).String()
-		issuer := "none"
+		entry := entryOf(c.Request)
+		body, issuer := entry.String(), "none"
 		if c.EK != nil && c.EK.Certificate != nil {
-			issuer = c.EK.Certificate.Issuer + " (not verified)"
+			issuer = sprintf("%s (not verified)", c.EK.Certificate.Issuer)
 		}
-		_, _ = fmt.Fprintf(&machines, "# Request %s of %s; EK certificate's issuer: %s\n", c.Name, text.Line(c.Requester, maxName), issuer)
+		machines.WriteString(sprintf("# Request %s of %s; EK certificate's issuer: %s", c.Name, c.Requester, issuer) + "\n")
 		if c.problem == "" {
 			machines.WriteString(body)
-			good++
+			meant = append(meant, inventory.Machine{Name: entry.NodeName, NodeName: entry.NodeName, ProviderID: entry.ProviderID, EKs: []inventory.EK{{Fingerprint: c.fingerprint()}}})
 			continue
 		}
-		_, _ = fmt.Fprintf(&machines, "# NOT LISTED: %s.\n", c.problem)
+		machines.WriteString(sprintf("# NOT LISTED: %s.", c.problem) + "\n")
 		for line := range strings.Lines(body) {
 			machines.WriteString("#   " + line)
 		}
 	}
 	_, _ = fmt.Fprintf(&out, "apiVersion: %s\nkind: %s\nmachines:", inventory.APIVersion, inventory.Kind)
-	if good == 0 {
+	if len(meant) == 0 {
 		out.WriteString(" []")
 	}
 	out.WriteString("\n" + machines.String())
-	return out.String()
+	read, err := inventory.Parse([]byte(out.String()))
+	if err != nil {
+		return "", fmt.Errorf("%w: %w", errOtherEntries, err)
+	}
+	if !slices.EqualFunc(read.All(), meant, func(a, b inventory.Machine) bool {
+		return a.Name == b.Name && a.NodeName == b.NodeName && a.ProviderID == b.ProviderID && slices.Equal(a.EKs, b.EKs) &&
+			len(a.DNSNames) == 0 && len(a.IPs) == 0 && a.TokenID == "" && !a.Disputed
+	}) {
+		return "", errOtherEntries
+	}
+	return out.String(), nil
 }
 
 // entryOf returns the entry that a request asks for.

@@ -130,8 +130,7 @@ func (i *invocation) evict(ctx context.Context, a *access, e *eviction, timeout 
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(i.Stdout, "node %s evicted: %d pods deleted, and no Node of that name\n", e.name, len(deleted))
-	return err
+	return i.printf("node %s evicted: %d pods deleted, and no Node of that name", e.name, len(deleted))
 }
 
 // deletePod deletes exactly this pod, since a newer pod of the same name may run elsewhere.

@@ -9,6 +9,7 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/asn1"
 	"flag"
 	"fmt"
 	"math/big"
@@ -83,7 +84,12 @@ func ekCertificate(ek byte, issuer string) []byte {
 }
 
 func request(name, signer, node, providerID string, document []byte) *certificatesv1.CertificateSigningRequest {
-	der := must(csr.PKCS10(csr.Identity{NodeName: node, ProviderID: providerID}, keyOf(100)))
+	// csr.PKCS10 refuses a provider ID that an attacker's own program does not
+	template := &x509.CertificateRequest{Subject: pkix.Name{Organization: []string{"system:nodes"}, CommonName: "system:node:" + node}}
+	if providerID != "" {
+		template.ExtraExtensions = []pkix.Extension{{Id: csr.ProviderIDOID, Value: must(asn1.MarshalWithParams(providerID, "utf8"))}}
+	}
+	der := must(x509.CreateCertificateRequest(rand.Reader, template, keyOf(100)))
 	content := must(attestation.Request{PKCS10: der, Provider: tpm.Provider, Data: document}.Marshal())
 	object := csr.Object(name, signer, content, keyOf(100).Public(), nil)
 	object.UID, object.CreationTimestamp = types.UID("uid-"+name), before(5*time.Minute)

@@ -57,8 +57,9 @@ what "kubelet-authenticator identify" prints on the machine itself. What two req
 }
 
 func newPending(waiting []*Request) *Pending {
-	p := &Pending{Requests: []Request{}, Omitted: max(0, len(waiting)-maxClaims)}
-	for _, r := range waiting[:len(waiting)-p.Omitted] {
+	p := &Pending{Requests: []Request{}}
+	waiting, p.Omitted = share(waiting, maxClaims)
+	for _, r := range waiting {
 		p.Requests = append(p.Requests, *r)
 	}
 	return p
@@ -73,13 +74,13 @@ func (i *invocation) printPending(p *Pending, format string) error {
 		i.say("no request waits")
 		return nil
 	}
-	rows := make([][]string, 0, len(p.Requests))
+	rows := make([][]any, 0, len(p.Requests))
 	for _, r := range p.Requests {
 		issuer := ""
 		if r.EK != nil && r.EK.Certificate != nil {
 			issuer = r.EK.Certificate.Issuer
 		}
-		rows = append(rows, []string{r.NodeName, r.ProviderID, short(r.fingerprint()), issuer, r.Requester, age(r.Created.Time, i.now), r.Reason, r.Name})
+		rows = append(rows, []any{r.NodeName, r.ProviderID, short(r.fingerprint()), issuer, r.Requester, age(r.Created.Time, i.now), r.Reason, r.Name})
 	}
-	return printTable(i.Stdout, []string{"NODE", "PROVIDER ID", "EK", "EK ISSUER", "REQUESTER", "WAITING", "REASON", "REQUEST"}, rows)
+	return printTable(i.Stdout, []any{"NODE", "PROVIDER ID", "EK", "EK ISSUER", "REQUESTER", "WAITING", "REASON", "REQUEST"}, rows)
 }

@@ -5,6 +5,7 @@ package attestctl
 import (
 	"fmt"
 	"io"
+	"reflect"
 	"strings"
 	"time"
 
@@ -14,20 +15,63 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 )
 
+// prose is text that an operator wrote, in any language. Other text is quoted unless it is ASCII.
+type prose string
+
+// shown returns a value that is safe to show: bounded, and in one line. Peers may have written it.
+func shown(value any, limit int) any {
+	switch v := value.(type) {
+	case prose:
+		return text.Line(string(v), limit)
+	case error:
+		return text.Line(v.Error(), limit)
+	case fmt.Stringer:
+		return text.Quote(v.String(), limit)
+	}
+	if v := reflect.ValueOf(value); v.Kind() == reflect.String {
+		return text.Quote(v.String(), limit)
+	}
+	return value
+}
+
+// cut cuts a text for programs to limit bytes, and adds " ...". outputformat escapes the rest.
+func cut(s string, limit int) string {
+	if len(s) > limit {
+		s = strings.ToValidUTF8(s[:limit], "") + " ..."
+	}
+	return s
+}
+
+// sprintf is fmt.Sprintf with arguments that are safe to show. The format is the program's own. All
+// text that a command prints for people comes from it or from printTable.
+func sprintf(format string, arguments ...any) string {
+	safe := make([]any, len(arguments))
+	for k, argument := range arguments {
+		safe[k] = shown(argument, maxMessage)
+	}
+	return fmt.Sprintf(format, safe...)
+}
+
+// printf prints a line on standard output.
+func (i *invocation) printf(format string, arguments ...any) error {
+	_, err := fmt.Fprintln(i.Stdout, sprintf(format, arguments...))
+	return err
+}
+
 // maxCell limits a cell of a table, in bytes.
 const maxCell = 63
 
 // printTable prints rows as kubectl get does.
-func printTable(out io.Writer, head []string, rows [][]string) error {
+func printTable(out io.Writer, head []any, rows [][]any) error {
 	w := printers.GetNewTabWriter(out)
-	for _, row := range append([][]string{head}, rows...) {
+	for _, row := range append([][]any{head}, rows...) {
+		cells := make([]string, len(row))
 		for i, cell := range row {
-			if cell = text.Line(cell, maxCell); cell == "" {
-				cell = "<none>"
+			if cells[i] = fmt.Sprint(shown(cell, maxCell)); cells[i] == "" {
+				cells[i] = "<none>"
 			}
-			row[i] = cell
 		}
-		if _, err := fmt.Fprintln(w, strings.Join(row, "\t")); err != nil {
+		if _, err := fmt.Fprintln(w, strings.Join(cells, "\t")); err != nil {
 			return err
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/hex"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -16,7 +17,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/tpmprovider"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
@@ -32,7 +32,8 @@ const (
 )
 
 // Request is a CertificateSigningRequest for a node's client certificate. Everything but the name,
-// the requester and the times is what the requester claims. All text is safe to show.
+// the requester and the times is what the requester claims. Texts are bounded, and as the requester
+// wrote them: sprintf, printTable and outputformat make them safe to show.
 type Request struct {
 	Name   string `json:"name"`
 	Signer string `json:"signer"`
@@ -142,15 +143,15 @@ func (a *access) readRequests(ctx context.Context, now time.Time) ([]Request, er
 // newRequest returns the shown parts of a request.
 func newRequest(object *certificatesv1.CertificateSigningRequest, claim verifier.Claim, now time.Time) Request {
 	r := Request{
-		Name: object.Name, Signer: object.Spec.SignerName, Requester: text.Line(object.Spec.Username, maxName), Created: object.CreationTimestamp,
-		NodeName: text.Line(claim.NodeName, maxName), ProviderID: text.Line(claim.ProviderID, maxMessage),
+		Name: cut(object.Name, maxMessage), Signer: object.Spec.SignerName, Requester: cut(object.Spec.Username, maxName), Created: object.CreationTimestamp,
+		NodeName: cut(claim.NodeName, maxName), ProviderID: cut(claim.ProviderID, maxMessage),
 		uid: string(object.UID), hello: claim.Hello,
 	}
 	current, cause := state.Explain(object)
 	r.State = current.String()
 	switch {
 	case cause != nil:
-		r.Reason, r.Message, r.Since = text.Line(cause.Reason, maxName), text.Line(cause.Message, maxMessage), cause.LastUpdateTime
+		r.Reason, r.Message, r.Since = cut(cause.Reason, maxName), cut(cause.Message, maxMessage), cause.LastUpdateTime
 	case current == state.Pending:
 		// While the admission policies are not in force, the requester may have written the
 		// annotation.
@@ -159,7 +160,7 @@ func newRequest(object *certificatesv1.CertificateSigningRequest, claim verifier
 		}
 	default:
 		for _, c := range object.Status.Conditions {
-			r.Reason, r.Message, r.Since = text.Line(c.Reason, maxName), text.Line(c.Message, maxMessage), c.LastUpdateTime
+			r.Reason, r.Message, r.Since = cut(c.Reason, maxName), cut(c.Message, maxMessage), c.LastUpdateTime
 		}
 	}
 	if !r.hello {
@@ -196,7 +197,7 @@ func claimedEK(object *certificatesv1.CertificateSigningRequest) *ClaimedEK {
 		sum := sha256.Sum256(hello.EKCertificates[0])
 		ek.Certificate = &EKCertificate{Fingerprint: hex.EncodeToString(sum[:])}
 		if certificate, err := x509.ParseCertificate(hello.EKCertificates[0]); err == nil {
-			ek.Certificate.Issuer = text.Line(certificate.Issuer.String(), maxIssuer)
+			ek.Certificate.Issuer = cut(certificate.Issuer.String(), maxIssuer)
 		}
 	}
 	return ek
@@ -217,21 +218,24 @@ func addEKsOfHellos(all []Request) {
 	}
 }
 
-// identity is the node and EK that a request claims.
-type identity struct{ node, ek string }
+// identity is the node and EK that a requester claims.
+type identity struct{ node, ek, requester string }
 
-// newest returns the newest request of each node name and EK for which keep is true, the oldest
-// first. A requester with many names gets many entries: see maxClaims.
+func (r *Request) identity() identity { return identity{r.NodeName, r.fingerprint(), r.Requester} }
+
+// newest returns the newest request of each requester, node name and EK for which keep is true, the
+// oldest first. So a copy hides no request of another requester. A requester with many names gets many
+// entries: see maxClaims.
 func newest(all []Request, keep func(*Request) bool) []*Request {
 	last := map[identity]*Request{}
 	for i := range all {
 		if r := &all[i]; keep(r) {
-			last[identity{r.NodeName, r.fingerprint()}] = r
+			last[r.identity()] = r
 		}
 	}
 	var kept []*Request
 	for i := range all {
-		if r := &all[i]; last[identity{r.NodeName, r.fingerprint()}] == r {
+		if r := &all[i]; last[r.identity()] == r {
 			kept = append(kept, r)
 		}
 	}
@@ -240,3 +244,27 @@ func newest(all []Request, keep func(*Request) bool) []*Request {
 
 // maxClaims limits how many claims a command shows: a bootstrap token files any number.
 const maxClaims = 500
+
+// share returns at most limit requests, in their order, and how many it left out. Each requester has
+// the same share: one that files many pushes out none of another requester. Of one requester it keeps
+// the first.
+func share(all []*Request, limit int) (kept []*Request, omitted int) {
+	filed := map[string]int{}
+	for _, r := range all {
+		filed[r.Requester]++
+	}
+	left, each := limit, limit
+	for n, count := range slices.Sorted(maps.Values(filed)) {
+		if each = left / (len(filed) - n); count > each {
+			break
+		}
+		left -= count
+	}
+	taken := map[string]int{}
+	for _, r := range all {
+		if taken[r.Requester]++; taken[r.Requester] <= each && len(kept) < limit {
+			kept = append(kept, r)
+		}
+	}
+	return kept, len(all) - len(kept)
+}

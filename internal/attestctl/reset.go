@@ -67,7 +67,7 @@ record with their fingerprints is gone.`,
 			if !plan.deletes() {
 				return &failure{codeNotFound, "see above for what the machine needs", fmt.Errorf("node %q: there is nothing to delete", args[0])}
 			}
-			if err := i.confirm(c.Context(), fmt.Sprintf("Reset node %s?", text.Line(args[0], maxName)), "nothing was deleted", yes); err != nil {
+			if err := i.confirm(c.Context(), sprintf("Reset node %s?", args[0]), "nothing was deleted", yes); err != nil {
 				return err
 			}
 			return i.carryOut(c.Context(), a, plan)
@@ -124,7 +124,7 @@ func (p *resetPlan) deletes() bool { return p.record != nil || p.deleteNode && p
 func (p *resetPlan) text() string {
 	var out strings.Builder
 	line := func(format string, arguments ...any) {
-		_, _ = fmt.Fprintln(&out, text.Line(fmt.Sprintf(format, arguments...), maxMessage))
+		_, _ = fmt.Fprintln(&out, sprintf(format, arguments...))
 	}
 	item := func(format string, arguments ...any) {
 		out.WriteString("  - ")
@@ -165,10 +165,11 @@ func (p *resetPlan) text() string {
 		item("the present machine can only renew with `credential: Recover`, a valid certificate, and a source that names its endorsement key")
 	}
 	item("a machine with a new TPM needs its new endorsement key in a source, such as the inventory, and a bootstrap credential")
-	for _, r := range p.waiting[:min(len(p.waiting), text.MaxNames)] {
+	waiting, more := share(p.waiting, text.MaxNames)
+	for _, r := range waiting {
 		item("request %s of %s for this name waits, and stays: %s, EK %s", r.Name, r.Requester, r.Reason, short(r.fingerprint()))
 	}
-	if more := len(p.waiting) - text.MaxNames; more > 0 {
+	if more > 0 {
 		item("and %d more requests", more)
 	}
 	return out.String()
@@ -221,8 +222,7 @@ func (i *invocation) carryOut(ctx context.Context, a *access, p *resetPlan) erro
 		case err != nil:
 			return err
 		}
-		_, err := fmt.Fprintf(i.Stdout, "%s %s deleted\n", what, object.GetName())
-		return err
+		return i.printf("%s %s deleted", what, object.GetName())
 	}
 	if p.record != nil {
 		if err := remove(a.records, p.record, "record"); err != nil {

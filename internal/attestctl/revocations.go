@@ -20,7 +20,7 @@ import (
 // maxRevocations limits how many revocations, and how many suspensions, are shown.
 const maxRevocations = 100
 
-// Revocations is the output of the command revocations. All text is safe to show.
+// Revocations is the output of the command revocations.
 type Revocations struct {
 	InForce InForce `json:"inForce"`
 	Lists   Lists   `json:"lists"`
@@ -108,7 +108,7 @@ func (i *invocation) collectRevocations(ctx context.Context, a *access) (*Revoca
 		r.Revocations = append(r.Revocations, newRevocationState(&revocations[k]))
 	}
 	for _, s := range suspensions {
-		r.Suspensions = append(r.Suspensions, SuspendedMachine{text.Line(s.Spec.EK, maxName), text.Line(s.Spec.NodeName, maxName), s.CreationTimestamp, text.Line(s.Spec.Reason, maxMessage)})
+		r.Suspensions = append(r.Suspensions, SuspendedMachine{cut(s.Spec.EK, maxName), cut(s.Spec.NodeName, maxName), s.CreationTimestamp, cut(s.Spec.Reason, maxMessage)})
 	}
 	slices.SortFunc(r.Suspensions, func(a, b SuspendedMachine) int {
 		if c := b.Created.Compare(a.Created.Time); c != 0 {
@@ -126,12 +126,12 @@ func (i *invocation) collectRevocations(ctx context.Context, a *access) (*Revoca
 
 func newRevocationState(r *v1alpha1.NodeRevocation) RevocationState {
 	s := RevocationState{
-		Name: text.Line(r.Name, maxName), Created: r.CreationTimestamp, Mode: text.Line(string(r.Spec.Mode), maxName), All: r.Spec.All,
+		Name: cut(r.Name, maxName), Created: r.CreationTimestamp, Mode: cut(string(r.Spec.Mode), maxName), All: r.Spec.All,
 		Nodes: r.Status.Nodes, Renewed: r.Status.Renewed, Revoked: r.Status.Revoked,
-		Complete: meta.IsStatusConditionTrue(r.Status.Conditions, v1alpha1.ConditionComplete), Reason: text.Line(r.Spec.Reason, maxMessage),
+		Complete: meta.IsStatusConditionTrue(r.Status.Conditions, v1alpha1.ConditionComplete), Reason: cut(r.Spec.Reason, maxMessage),
 	}
 	for _, name := range r.Status.Waiting[:min(len(r.Status.Waiting), text.MaxNames)] {
-		s.Waiting = append(s.Waiting, text.Line(name, maxName))
+		s.Waiting = append(s.Waiting, cut(name, maxName))
 	}
 	return s
 }
@@ -148,31 +148,28 @@ func (i *invocation) printRevocations(r *Revocations, format string) error {
 	if l.NextEnd != nil {
 		ends = fmt.Sprintf("; the first one leaves at %s, the last one at %s", stamp(l.NextEnd.Time), stamp(l.LastEnd.Time))
 	}
-	lines := []string{
-		"In force:  " + r.InForce.String(),
-		fmt.Sprintf("Lists:     %d of %d places used, %d certificates suspended, %d not in force%s", l.Certificates, l.Capacity, l.Suspended, l.NotInForce, ends),
+	if err := i.printf("In force:  %s", r.InForce); err != nil {
+		return err
 	}
-	for _, line := range lines {
-		if _, err := fmt.Fprintln(i.Stdout, line); err != nil {
-			return err
-		}
+	if err := i.printf("Lists:     %d of %d places used, %d certificates suspended, %d not in force%s", l.Certificates, l.Capacity, l.Suspended, l.NotInForce, ends); err != nil {
+		return err
 	}
 	if len(r.Revocations) > 0 {
-		rows := make([][]string, 0, len(r.Revocations))
+		rows := make([][]any, 0, len(r.Revocations))
 		for _, s := range r.Revocations {
 			number := func(n int32) string { return strconv.Itoa(int(n)) }
-			rows = append(rows, []string{s.Name, s.Mode, number(s.Nodes), number(s.Renewed), number(s.Revoked), strings.Join(s.Waiting, ","), strconv.FormatBool(s.Complete), age(s.Created.Time, i.now), s.Reason})
+			rows = append(rows, []any{s.Name, s.Mode, number(s.Nodes), number(s.Renewed), number(s.Revoked), strings.Join(s.Waiting, ","), strconv.FormatBool(s.Complete), age(s.Created.Time, i.now), prose(s.Reason)})
 		}
-		if err := printTable(i.Stdout, []string{"REVOCATION", "MODE", "NODES", "RENEWED", "REVOKED", "WAITING", "COMPLETE", "AGE", "REASON"}, rows); err != nil {
+		if err := printTable(i.Stdout, []any{"REVOCATION", "MODE", "NODES", "RENEWED", "REVOKED", "WAITING", "COMPLETE", "AGE", "REASON"}, rows); err != nil {
 			return err
 		}
 	}
 	if len(r.Suspensions) == 0 {
 		return nil
 	}
-	rows := make([][]string, 0, len(r.Suspensions))
+	rows := make([][]any, 0, len(r.Suspensions))
 	for _, s := range r.Suspensions {
-		rows = append(rows, []string{s.EK[:min(len(s.EK), 12)], s.Node, age(s.Created.Time, i.now), s.Reason})
+		rows = append(rows, []any{s.EK[:min(len(s.EK), 12)], s.Node, age(s.Created.Time, i.now), prose(s.Reason)})
 	}
-	return printTable(i.Stdout, []string{"SUSPENDED EK", "NODE", "AGE", "REASON"}, rows)
+	return printTable(i.Stdout, []any{"SUSPENDED EK", "NODE", "AGE", "REASON"}, rows)
 }

@@ -86,11 +86,11 @@ func (a *access) readInForce(ctx context.Context, now time.Time) InForce {
 	c, name, err := e.readCondition(ctx, telemetry.ConditionRevocation)
 	switch {
 	case err != nil:
-		return InForce{corev1.ConditionUnknown, "", "it cannot be read: " + text.Line(err.Error(), maxMessage)}
+		return InForce{corev1.ConditionUnknown, "", sprintf("it cannot be read: %v", err)}
 	case c == nil:
 		return InForce{corev1.ConditionUnknown, "", fmt.Sprintf("namespace %s has no condition %s", name, telemetry.ConditionRevocation)}
 	}
-	return InForce{c.Status, text.Line(c.Reason, maxName), text.Line(c.Message, maxMessage)}
+	return InForce{c.Status, cut(c.Reason, maxName), cut(c.Message, maxMessage)}
 }
 
 // Lists is what the RevocationSlices of a cluster hold.
@@ -205,7 +205,7 @@ func (a *access) clusterOf(records []v1alpha1.NodeAttestation) (string, error) {
 	case 1:
 		return all[0], nil
 	}
-	return "", usage(fmt.Errorf("the records are of several clusters: %s", text.Line(text.Names(all), maxMessage)))
+	return "", usage(fmt.Errorf("the records are of several clusters: %s", text.Names(all)))
 }
 
 // objectMeta returns the metadata of an object that a command creates.
@@ -263,7 +263,7 @@ func isReady(node *corev1.Node) bool {
 type planText struct{ strings.Builder }
 
 func (p *planText) line(format string, arguments ...any) {
-	_, _ = fmt.Fprintln(p, text.Line(fmt.Sprintf(format, arguments...), maxMessage))
+	_, _ = fmt.Fprintln(p, text.Line(sprintf(format, arguments...), maxMessage))
 }
 
 func (p *planText) item(format string, arguments ...any) {

@@ -412,7 +412,7 @@ func (p *revocationPlan) text() string {
 	if !p.atOnce() {
 		what = "Renew, then revoke"
 	}
-	out.line("%s, in cluster %s, reason %q:", what, spec.Cluster, spec.Reason)
+	out.line("%s, in cluster %s, reason %q:", what, spec.Cluster, prose(spec.Reason))
 	out.addInForce(p.inForce)
 	out.item("nodes with certificates to revoke: %s", text.Names(p.names(func(plannedNode) bool { return true })))
 	if len(p.idle) > 0 {
@@ -489,7 +489,7 @@ func (i *invocation) revoke(c *cobra.Command, nodes []string, f *revokeFlags) er
 	if err := reached(a.records.Create(ctx, plan.object)); err != nil {
 		return err
 	}
-	if _, err := fmt.Fprintf(i.Stdout, "NodeRevocation %s created\n", plan.object.Name); err != nil {
+	if err := i.printf("NodeRevocation %s created", plan.object.Name); err != nil {
 		return err
 	}
 	if f.waitFor {

@@ -11,8 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 )
@@ -37,12 +37,17 @@ type NodeStatus struct {
 	// Expires is when the last certificate in the record ends.
 	Expires      *metav1.Time `json:"expires,omitempty"`
 	LastAttested *metav1.Time `json:"lastAttested,omitempty"`
-	// Reason and Message are those of the last request, or of the last Event on the Node.
+	// Reason and Message are the record's. A request that waits or was refused replaces them while
+	// the record has no problem, if the node filed it with its certificate. If Claimed, they are about
+	// a request.
 	Reason  string `json:"reason,omitempty"`
 	Message string `json:"message,omitempty"`
 	// WaitingSince is set while a request waits.
 	WaitingSince *metav1.Time `json:"waitingSince,omitempty"`
 	Request      string       `json:"request,omitempty"`
+
+	// problem says that the record itself says why the machine is refused.
+	problem bool
 }
 
 func (i *invocation) statusCommand() *cobra.Command {
@@ -50,8 +55,9 @@ func (i *invocation) statusCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "status [NODE]",
 		Short: "Show each node: machine, endorsement key, expiry, last reason, waiting since",
-		Long: `Show each node that has a record, and each that asks for its first certificate. Without a record (MACHINE is <none>) node name and
-endorsement key (EK) are what a request claims.`,
+		Long: `Show each node that has a record, and each that asks for its first certificate. A line with a machine is the record's: REASON is what the
+record says, or a request that the node filed with its own certificate. A line without one (MACHINE is <none>) is a claim: anyone with a bootstrap
+token can file a request with any node name and endorsement key (EK).`,
 		Example: `  kubectl attest status
   kubectl attest status worker-7 -o yaml`,
 		Args:              cobra.MaximumNArgs(1),
@@ -93,60 +99,48 @@ func (a *access) status(ctx context.Context, node string, now time.Time) (*Statu
 	}
 	s := &Status{Nodes: []NodeStatus{}}
 	requests, err := a.readRequests(ctx, now)
-	s.note("requests", err)
-	events, eventsErr := readEvents(ctx, a.nodes, clusterEvents)
-	s.note("Events", eventsErr)
-	s.fill(records, requests, events)
-	if node != "" {
-		s.Nodes = slices.DeleteFunc(s.Nodes, func(n NodeStatus) bool { return n.Node != node })
+	if err != nil {
+		s.Incomplete = append(s.Incomplete, sprintf("requests: %v", err))
 	}
-	s.limit()
+	if node != "" {
+		records = slices.DeleteFunc(records, func(r v1alpha1.NodeAttestation) bool { return r.Spec.NodeName != node })
+		requests = slices.DeleteFunc(requests, func(r Request) bool { return r.NodeName != node })
+	}
+	s.fill(records, requests)
 	return s, nil
 }
 
-// note notes what could not be read.
-func (s *Status) note(what string, err error) {
-	if err != nil {
-		s.Incomplete = append(s.Incomplete, what+": "+text.Line(err.Error(), maxMessage))
-	}
-}
-
-// fill joins records and requests. A request belongs to the record with its node name and EK, or to
-// the record that names it. The hello with a proof's EK may be deleted.
-func (s *Status) fill(records []v1alpha1.NodeAttestation, requests []Request, events []event) {
-	known, named := map[identity]int{}, map[string]int{}
+// fill joins records and requests. Only the request that a record names, and requests that the node
+// filed with its certificate, are on the record's line: the EK of a hello is public, so each bootstrap
+// token can file a copy. All others are claims.
+func (s *Status) fill(records []v1alpha1.NodeAttestation, requests []Request) {
+	known, named := map[[2]string]int{}, map[string]int{}
 	for i := range records {
 		n := recorded(&records[i])
-		known[identity{n.Node, n.EK}] = len(s.Nodes)
+		known[[2]string{n.Node, n.EK}] = len(s.Nodes)
 		if accepted := records[i].Status.Request; accepted != nil {
 			named[string(accepted.UID)] = len(s.Nodes)
 		}
 		s.Nodes = append(s.Nodes, n)
 	}
+	var claims []*Request
 	for _, r := range newest(requests, func(r *Request) bool { return r.Waits() || r.Reason != "" && r.Reason != attestation.ReasonCompleted }) {
-		at, found := known[identity{r.NodeName, r.fingerprint()}]
-		if !found {
-			at, found = named[r.uid]
+		at, found := named[r.uid]
+		if !found && r.Requester == "system:node:"+r.NodeName {
+			at, found = known[[2]string{r.NodeName, r.fingerprint()}]
 		}
 		switch {
 		case found:
 			s.Nodes[at].add(r)
 		case r.Waits() || r.refused():
-			n := NodeStatus{Node: r.NodeName, Claimed: true, EK: r.fingerprint()}
-			n.add(r)
-			s.Nodes = append(s.Nodes, n)
+			claims = append(claims, r)
 		}
 	}
-	last := map[string]event{}
-	for _, e := range events {
-		if e.kind == "Node" && e.at.After(last[e.name].at) {
-			last[e.name] = e
-		}
-	}
-	for i := range s.Nodes {
-		if n := &s.Nodes[i]; n.Reason == "" && n.Request == "" {
-			n.Reason, n.Message = last[n.Node].reason, last[n.Node].note
-		}
+	claims, s.Omitted = share(claims, maxClaims)
+	for _, r := range claims {
+		n := NodeStatus{Node: r.NodeName, Claimed: true, EK: r.fingerprint()}
+		n.add(r)
+		s.Nodes = append(s.Nodes, n)
 	}
 	slices.SortStableFunc(s.Nodes, func(a, b NodeStatus) int {
 		if a.Claimed != b.Claimed && a.Claimed {
@@ -164,6 +158,14 @@ func recorded(r *v1alpha1.NodeAttestation) NodeStatus {
 		n.EK = r.Spec.EK.Fingerprint
 	}
 	n.Expires = expiry(r)
+	switch {
+	case r.Status.Suspension != nil:
+		n.Reason, n.Message, n.problem = v1alpha1.ReasonSuspended, r.Status.Suspension.Reason, true
+	case r.Status.EKReplaced != nil:
+		n.Reason, n.Message, n.problem = v1alpha1.ReasonEKReplaced, "the source of the EK names another one for the machine", true
+	case r.Status.LastAttested != nil:
+		n.Reason = v1alpha1.ReasonAttested
+	}
 	return n
 }
 
@@ -178,19 +180,14 @@ func expiry(r *v1alpha1.NodeAttestation) (last *metav1.Time) {
 	return last
 }
 
+// add adds a request. A problem of the record outranks its reason.
 func (n *NodeStatus) add(r *Request) {
-	n.Reason, n.Message, n.Request = r.Reason, r.Message, r.Name
+	n.Request = r.Name
+	if !n.problem {
+		n.Reason, n.Message = r.Reason, r.Message
+	}
 	if r.Waits() {
 		n.WaitingSince = &r.Created
-	}
-}
-
-// limit drops the claims beyond maxClaims. Records come first, so they all stay.
-func (s *Status) limit() {
-	first := slices.IndexFunc(s.Nodes, func(n NodeStatus) bool { return n.Claimed })
-	if first >= 0 && len(s.Nodes) > first+maxClaims {
-		s.Omitted = len(s.Nodes) - first - maxClaims
-		s.Nodes = s.Nodes[:first+maxClaims]
 	}
 }
 
@@ -202,7 +199,7 @@ func (i *invocation) printStatus(s *Status, format string) error {
 	if len(s.Nodes) == 0 {
 		return nil
 	}
-	rows := make([][]string, 0, len(s.Nodes))
+	rows := make([][]any, 0, len(s.Nodes))
 	for _, n := range s.Nodes {
 		machine, expires, waiting := "", "", ""
 		if n.Machine != nil {
@@ -214,9 +211,9 @@ func (i *invocation) printStatus(s *Status, format string) error {
 		if n.WaitingSince != nil {
 			waiting = age(n.WaitingSince.Time, i.now)
 		}
-		rows = append(rows, []string{n.Node, machine, short(n.EK), expires, n.Reason, waiting})
+		rows = append(rows, []any{n.Node, machine, short(n.EK), expires, n.Reason, waiting})
 	}
-	return printTable(i.Stdout, []string{"NODE", "MACHINE", "EK", "EXPIRES", "REASON", "WAITING"}, rows)
+	return printTable(i.Stdout, []any{"NODE", "MACHINE", "EK", "EXPIRES", "REASON", "WAITING"}, rows)
 }
 
 // warnIncomplete warns of missing parts of the output.
@@ -256,9 +253,12 @@ func (i *invocation) nodeNames(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	names := make([]string, len(records))
+	var names []string
 	for i := range records {
-		names[i] = records[i].Spec.NodeName
+		// a shell and its completion take this name as it is
+		if name := records[i].Spec.NodeName; len(validation.IsDNS1123Subdomain(name)) == 0 {
+			names = append(names, name)
+		}
 	}
 	slices.Sort(names)
 	return slices.Compact(names), nil

@@ -243,10 +243,10 @@ func (p *suspensionPlan) text() string {
 	if p.machine != "" {
 		machine = p.machine + " " + machine
 	}
-	out.line("Suspend machine %s, reason %q:", machine, p.object.Spec.Reason)
+	out.line("Suspend machine %s, reason %q:", machine, prose(p.object.Spec.Reason))
 	out.addInForce(p.inForce)
 	if p.existing != nil {
-		out.item("it is suspended already, since %s, reason %q: that stays as it is", stamp(p.existing.CreationTimestamp.Time), p.existing.Spec.Reason)
+		out.item("it is suspended already, since %s, reason %q: that stays as it is", stamp(p.existing.CreationTimestamp.Time), prose(p.existing.Spec.Reason))
 	}
 	out.item("the controller denies all its requests until kubectl attest resume, under each node name, whatever happens to its records")
 	if len(p.records) == 0 {
@@ -289,7 +289,7 @@ func (i *invocation) suspend(ctx context.Context, node string, f *suspendFlags) 
 	}
 	question := "Suspend the machine?"
 	if f.evict {
-		question = fmt.Sprintf("Suspend the machine, and evict node %s?", node)
+		question = sprintf("Suspend the machine, and evict node %s?", node)
 	}
 	f.yes = f.yes || p.existing != nil && !f.evict // then the command only waits
 	if err := i.showPlan(ctx, p.text(), question, "nothing was changed", &f.revokeFlags); err != nil || f.dryRun {
@@ -299,7 +299,7 @@ func (i *invocation) suspend(ctx context.Context, node string, f *suspendFlags) 
 		if err := reached(a.records.Create(ctx, p.object)); err != nil {
 			return err
 		}
-		if _, err := fmt.Fprintf(i.Stdout, "NodeSuspension %s created\n", p.object.Name); err != nil {
+		if err := i.printf("NodeSuspension %s created", p.object.Name); err != nil {
 			return err
 		}
 	}
@@ -350,8 +350,7 @@ func (i *invocation) awaitSuspension(ctx context.Context, a *access, p *suspensi
 		return waitEnded(ctx, timeout, "", "the suspension stays")
 	case <-time.After(settleTime):
 	}
-	_, err = fmt.Fprintf(i.Stdout, "%d certificates of the machine are suspended\n", len(p.certificates))
-	return err
+	return i.printf("%d certificates of the machine are suspended", len(p.certificates))
 }
 
 // notSuspended returns what the controller has not done yet: records without the condition, and
@@ -425,7 +424,7 @@ func (i *invocation) planResumption(ctx context.Context, a *access, node string,
 func (p *suspensionPlan) resumptionText() string {
 	out := &planText{}
 	out.line("Resume the machine with endorsement key %s:", p.ek())
-	out.item("it is suspended since %s, reason %q", stamp(p.existing.CreationTimestamp.Time), p.existing.Spec.Reason)
+	out.item("it is suspended since %s, reason %q", stamp(p.existing.CreationTimestamp.Time), prose(p.existing.Spec.Reason))
 	out.item("the controller decides on its requests again, by evidence")
 	switch {
 	case len(p.certificates) > 0 && len(p.records) > 0:
@@ -465,7 +464,7 @@ func (i *invocation) resume(ctx context.Context, node string, f *suspendFlags) e
 	case err != nil:
 		return err
 	}
-	if _, err := fmt.Fprintf(i.Stdout, "NodeSuspension %s deleted\n", p.existing.Name); err != nil || !f.waitFor {
+	if err := i.printf("NodeSuspension %s deleted", p.existing.Name); err != nil || !f.waitFor {
 		return err
 	}
 	err = i.poll(ctx, f.timeout, lastPoll, func(ctx context.Context) (bool, string, error) {
@@ -475,7 +474,7 @@ func (i *invocation) resume(ctx context.Context, node string, f *suspendFlags) e
 		}
 		for k := range records {
 			if r := &records[k]; r.Spec.EK != nil && r.Spec.EK.Fingerprint == p.ek() && meta.IsStatusConditionTrue(r.Status.Conditions, v1alpha1.ConditionSuspended) {
-				return false, "waiting for the controller: record " + r.Name + " still says Suspended", nil
+				return false, sprintf("waiting for the controller: record %s still says Suspended", r.Name), nil
 			}
 		}
 		return true, "the machine may attest again; kubectl attest describe shows when it has", nil

@@ -50,7 +50,7 @@ func (i *invocation) poll(ctx context.Context, timeout, longest time.Duration, l
 		case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
 			return err
 		default:
-			progress = fmt.Sprintf("warning: trying again: %v", err)
+			progress = sprintf("warning: trying again: %v", err)
 		}
 		if progress != "" && progress != shown {
 			i.say("%s", progress)
@@ -120,7 +120,7 @@ func (i *invocation) awaitNodes(ctx context.Context, a *access, p *revocationPla
 	if err != nil {
 		return err
 	}
-	if _, err = fmt.Fprintf(i.Stdout, "%d certificates revoked, %d nodes back after %s\n", last.revoked, last.back, time.Since(begin).Round(time.Second)); err != nil || len(last.lost) == 0 {
+	if err = i.printf("%d certificates revoked, %d nodes back after %s", last.revoked, last.back, time.Since(begin).Round(time.Second)); err != nil || len(last.lost) == 0 {
 		return err
 	}
 	return &failure{codeNotInForce, "once these nodes have records again, run the command again",

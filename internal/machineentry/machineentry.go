@@ -5,9 +5,9 @@
 package machineentry
 
 import (
-	"encoding/json"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -86,11 +86,11 @@ var (
 	words = []string{"null", "true", "false", "y", "n", "yes", "no", "on", "off"}
 )
 
-// scalar returns a text as YAML, which is JSON if it needs quotes. The empty text stays empty.
+// scalar returns a text as YAML, in quotes if it needs them. Characters that end a line or are not
+// printable are escapes, as YAML and Go have them in common. The empty text stays empty.
 func scalar(value string) string {
 	if value == "" || plain.MatchString(value) && !slices.Contains(words, value) {
 		return value
 	}
-	quoted, _ := json.Marshal(value) // a string is always possible
-	return string(quoted)
+	return strconv.Quote(value)
 }

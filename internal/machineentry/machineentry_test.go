@@ -41,6 +41,7 @@ func TestDocument(t *testing.T) {
 	for _, text := range []string{
 		"a", "y", "no", "on", "null", "~", "true", "1", "0x1f", "1e3", "e1", "1:30", "2026-11-03", "a: b", "a:b", "a:", "# a", "a #b", "a, b", "[a]", "{a}", "-", "- a", "&a", "*a", "!a", "'", "\"",
 		"\\", "%", "@", "`", "|", ">", "Ü", "<&>", "=", ".nan", "a//b", "a b", " a ", "?", "a?b=c",
+		"a\nb", "\r", "\t", "\x00", "\x1b[2J", "\x7f", "\u0085", "\u00a0", "\u2028", "\u202e", "\ufeff", "\U000e0041", "\a\b\f\v",
 	} {
 		machines = append(machines, Machine{NodeName: text, ProviderID: text, Addresses: []string{text, "b"}, EKs: []string{text}})
 		want = append(want, map[string]any{
