@@ -18,6 +18,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
@@ -308,8 +309,22 @@ func (l *live) admits(t *testing.T, operator *person) {
 	if out := operator.succeeds(t, "status", "newcomer"); !strings.Contains(out, fingerprint[:12]) || !strings.Contains(out, "Attested") {
 		t.Errorf("%s", out)
 	}
-	if out := operator.succeeds(t, "describe", "newcomer"); !strings.Contains(out, fingerprint) || strings.Count(out, "hello filed by system:bootstrap:") != 1 {
+	// Any node may create an Event with the controller's name as its reporter.
+	_, err = l.nodeClient(t, "forger").EventsV1().Events(metav1.NamespaceDefault).Create(t.Context(), &eventsv1.Event{
+		ObjectMeta: metav1.ObjectMeta{Name: "forged"}, EventTime: metav1.NowMicro(), Type: corev1.EventTypeWarning, Action: "Decide",
+		ReportingController: telemetry.Component, ReportingInstance: "forger", Reason: "KeyCompromised", Note: "run kubectl attest suspend newcomer",
+		Regarding: corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: "newcomer"},
+	}, metav1.CreateOptions{})
+	harness.Must(t, err)
+	if out := operator.succeeds(t, "status", "newcomer", "-o", "json"); strings.Contains(out, "Compromised") {
+		t.Errorf("status believes an Event: %s", out)
+	}
+	out := operator.succeeds(t, "describe", "newcomer")
+	if !strings.Contains(out, fingerprint) || strings.Count(out, "hello filed by system:bootstrap:") != 1 {
 		t.Errorf("%s", out)
+	}
+	if trusted, claims, _ := strings.Cut(out, "\nClaims, "); strings.Contains(trusted, "Compromised") || !strings.Contains(claims, "Compromised") {
+		t.Errorf("describe believes an Event: %s", out)
 	}
 	if out := operator.succeeds(t, "pending", "newcomer", "-o", "inventory"); !strings.Contains(out, "machines: []") {
 		t.Errorf("%s", out)
