@@ -147,8 +147,8 @@ func TestFloodPushesNothingOut(t *testing.T) {
 // marks is what a peer writes to get at a terminal, a log or a shell's table.
 const marks = "\x1b[2J\u009b31m\u202eX\u2066\u2028\u2029\u0085\u200b\ufeff\r\n- nodeName: injected\n\tZ  Y\x00\x7f"
 
-// plant puts text behind or before each string of an object, except for those that keep names, which
-// select the object. It returns how many it changed.
+// plant puts text behind or before each string of an object, except for those that keep names,
+// which select the object. It returns how many it changed.
 func plant(v reflect.Value, path string, change func(string) string, keep func(path string) bool) (changed int) {
 	switch v.Kind() {
 	case reflect.Pointer, reflect.Interface:
@@ -188,8 +188,8 @@ func plant(v reflect.Value, path string, change func(string) string, keep func(p
 	return changed
 }
 
-// Hostile text in every string of every object that a command reads leads to no raw character in any
-// output, and to no line of its own. JSON and YAML are read back.
+// Hostile text in every string of every object that a command reads leads to no raw character in
+// any output, and to no line of its own. JSON and YAML are read back.
 func TestHostileTextInEveryField(t *testing.T) {
 	commands := [][]string{
 		{"status"}, {"status", "worker-1"}, {"pending"}, {"pending", "-o", "inventory"}, {"describe", "worker-1"}, {"describe", "worker-9"}, {"describe", "worker-4"}, {"check"}, {"revocations"},

@@ -22,7 +22,8 @@ import (
 type Description struct {
 	Node    string                     `json:"node"`
 	Records []v1alpha1.NodeAttestation `json:"records"`
-	// History is in the order of time, first the record's entries, and then those that others claim.
+	// History is in the order of time, first the record's entries, and then those that others
+	// claim.
 	History []Happening `json:"history"`
 	// Omitted is how many older entries of requests and Events are not in History.
 	Omitted    Omitted  `json:"omitted,omitzero"`
@@ -112,8 +113,8 @@ func (a *access) describe(ctx context.Context, node string, now time.Time) (*Des
 	return d, nil
 }
 
-// fill makes the history. What anybody can write pushes out nothing of the record, and one requester
-// nothing of another.
+// fill makes the history. What anybody can write pushes out nothing of the record, and one
+// requester nothing of another.
 func (d *Description) fill(requests []Request, events []event) {
 	about := map[string]bool{"Node/" + d.Node: true}
 	for i := range d.Records {

@@ -110,8 +110,8 @@ func judgeEntries(waiting []*Request, listed *inventory.Inventory) (all []candid
 var errOtherEntries = errors.New("the entries would not be read as they are meant: nothing is printed")
 
 // renderEntries returns a document for the inventory. An entry with a problem is a comment. It
-// reads the document again as the controller does, and refuses one that has anything but the entries
-// without a problem: an operator appends it to the inventory.
+// reads the document again as the controller does, and refuses one that has anything but the
+// entries without a problem: an operator appends it to the inventory.
 func renderEntries(candidates []candidate) (string, error) {
 	var out strings.Builder
 	var meant []inventory.Machine

@@ -16,8 +16,9 @@ import (
 const clusterEvents = "default"
 
 // event is an Event that names the controller as its reporter, which nothing proves: each node may
-// create Events in any namespace, and an Event does not say who created it. Kubernetes has no right
-// for the reporter's name. So an Event decides nothing. Texts are bounded, and as they were written.
+// create Events in any namespace, and an Event does not say who created it. Kubernetes has no
+// right for the reporter's name. So an Event decides nothing. Texts are bounded, and as they were
+// written.
 type event struct {
 	kind, name, reason, note string
 	at                       time.Time

@@ -223,9 +223,9 @@ type identity struct{ node, ek, requester string }
 
 func (r *Request) identity() identity { return identity{r.NodeName, r.fingerprint(), r.Requester} }
 
-// newest returns the newest request of each requester, node name and EK for which keep is true, the
-// oldest first. So a copy hides no request of another requester. A requester with many names gets many
-// entries: see maxClaims.
+// newest returns the newest request of each requester, node name and EK for which keep is true,
+// the oldest first. So a copy hides no request of another requester. A requester with many names
+// gets many entries: see maxClaims.
 func newest(all []Request, keep func(*Request) bool) []*Request {
 	last := map[identity]*Request{}
 	for i := range all {
@@ -245,9 +245,9 @@ func newest(all []Request, keep func(*Request) bool) []*Request {
 // maxClaims limits how many claims a command shows: a bootstrap token files any number.
 const maxClaims = 500
 
-// share returns at most limit requests, in their order, and how many it left out. Each requester has
-// the same share: one that files many pushes out none of another requester. Of one requester it keeps
-// the first.
+// share returns at most limit requests, in their order, and how many it left out. Each requester
+// has the same share: one that files many pushes out none of another requester. Of one requester
+// it keeps the first.
 func share(all []*Request, limit int) (kept []*Request, omitted int) {
 	filed := map[string]int{}
 	for _, r := range all {

@@ -38,8 +38,8 @@ type NodeStatus struct {
 	Expires      *metav1.Time `json:"expires,omitempty"`
 	LastAttested *metav1.Time `json:"lastAttested,omitempty"`
 	// Reason and Message are the record's. A request that waits or was refused replaces them while
-	// the record has no problem, if the node filed it with its certificate. If Claimed, they are about
-	// a request.
+	// the record has no problem, if the node filed it with its certificate. If Claimed, they are
+	// about a request.
 	Reason  string `json:"reason,omitempty"`
 	Message string `json:"message,omitempty"`
 	// WaitingSince is set while a request waits.
@@ -110,9 +110,9 @@ func (a *access) status(ctx context.Context, node string, now time.Time) (*Statu
 	return s, nil
 }
 
-// fill joins records and requests. Only the request that a record names, and requests that the node
-// filed with its certificate, are on the record's line: the EK of a hello is public, so each bootstrap
-// token can file a copy. All others are claims.
+// fill joins records and requests. Only the request that a record names, and requests that the
+// node filed with its certificate, are on the record's line: the EK of a hello is public, so each
+// bootstrap token can file a copy. All others are claims.
 func (s *Status) fill(records []v1alpha1.NodeAttestation, requests []Request) {
 	known, named := map[[2]string]int{}, map[string]int{}
 	for i := range records {
