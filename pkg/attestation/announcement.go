@@ -29,8 +29,9 @@ const AnnotationCertificate = "attestation.cluster.x-k8s.io/certificate"
 // MaxAnnouncement limits an announcement, in bytes.
 const MaxAnnouncement = 256 << 10
 
-// announcementVersion is the version of the format.
-const announcementVersion = 1
+// announcementVersion is the version of the format. maxRenewalName is the maximum length of a
+// Renewal's name in bytes, as of any name in Kubernetes.
+const announcementVersion, maxRenewalName = 1, 253
 
 // Announcement is what the ConfigMap's entry holds, in JSON. A node ignores fields that it does not
 // know.
@@ -74,6 +75,9 @@ func ParseAnnouncement(data []byte) (Announcement, error) {
 		if r.IssuedBefore.IsZero() || r.Start.IsZero() || r.SpreadSeconds < 0 {
 			return Announcement{}, errors.New("announcement: a renewal without issuedBefore or start, or with a negative spread")
 		}
+		if r.Name == "" || len(r.Name) > maxRenewalName {
+			return Announcement{}, fmt.Errorf("announcement: a renewal whose name has %d bytes", len(r.Name))
+		}
 	}
 	return a, nil
 }
@@ -103,12 +107,17 @@ func (a Announcement) Due(node string, notBefore time.Time, done []string) (name
 	return name, at, due
 }
 
-// moment returns the time within the spread at which a node renews. It depends on the names of node
-// and renewal alone, so that each check computes the same time.
+// moment returns the time within the spread at which a node renews, and IssuedBefore if that is
+// later: before it, the renewal would select the new certificate, too. It depends on the renewal
+// and the node's name alone, so that each check computes the same time.
 func (r Renewal) moment(node string) time.Time {
 	sum := sha256.Sum256([]byte(r.Name + "\x00" + node))
 	fraction := float64(binary.BigEndian.Uint64(sum[:])) / math.MaxUint64
-	return r.Start.Add(time.Duration(fraction * float64(r.SpreadSeconds) * float64(time.Second)))
+	moment := r.Start.Add(time.Duration(fraction * float64(r.SpreadSeconds) * float64(time.Second)))
+	if moment.Before(r.IssuedBefore) {
+		return r.IssuedBefore
+	}
+	return moment
 }
 
 // The API server's answers, with status 403, to a write with a revoked certificate, or of a

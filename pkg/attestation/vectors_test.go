@@ -22,6 +22,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 // hexBytes are written in hexadecimal.
@@ -123,6 +124,36 @@ type vectors struct {
 		Version  Version `json:"version"`
 		Kind     string  `json:"kind"`
 	} `json:"heads"`
+	Announcements struct {
+		Cases []struct {
+			Name      string   `json:"name"`
+			Entry     string   `json:"entry"`
+			Node      string   `json:"node"`
+			NotBefore int64    `json:"notBefore"`
+			Done      []string `json:"done"`
+			Renewal   string   `json:"renewal"`
+			At        int64    `json:"at"`
+		} `json:"cases"`
+		Refused []struct {
+			Name  string `json:"name"`
+			Entry string `json:"entry"`
+		} `json:"refused"`
+	} `json:"announcements"`
+	// Origins has the cases that pkg/verifier/tpm verifies.
+	Origins struct {
+		ObjectName string          `json:"objectName"`
+		Request    hexBytes        `json:"request"`
+		ExtraData  hexBytes        `json:"extraData"`
+		Cases      json.RawMessage `json:"cases"`
+	} `json:"origins"`
+	Waiting struct {
+		Accepted []struct {
+			Value  string `json:"value"`
+			Reason string `json:"reason"`
+			Text   string `json:"text"`
+		} `json:"accepted"`
+		Refused []string `json:"refused"`
+	} `json:"waiting"`
 }
 
 type refusedDocument struct {
@@ -158,7 +189,7 @@ func loadVectors(t testing.TB) *vectors {
 		t.Fatal(err)
 	}
 	if len(v.Secrets) == 0 || len(v.Transcripts) == 0 || len(v.Documents) == 0 || len(v.RefusedDocuments) == 0 ||
-		len(v.RefusedRequests) == 0 || len(v.Versions.Accepted) == 0 || len(v.Versions.Refused) == 0 || len(v.Versions.Common) == 0 || len(v.Heads) == 0 {
+		len(v.RefusedRequests) == 0 || len(v.Announcements.Cases) == 0 || len(v.Announcements.Refused) == 0 || len(v.Waiting.Accepted) == 0 || len(v.Waiting.Refused) == 0 || len(v.Versions.Accepted) == 0 || len(v.Versions.Refused) == 0 || len(v.Versions.Common) == 0 || len(v.Heads) == 0 {
 		t.Fatal("there are no vectors of some kind")
 	}
 	return v
@@ -546,6 +577,45 @@ func TestVersionVectors(t *testing.T) {
 		}
 		if got := theirs.Common(ours, c.Tried...); got != c.Want {
 			t.Errorf("the other way, %s with %s but %v: got %q, want %q", c.Theirs, c.Ours, c.Tried, got, c.Want)
+		}
+	}
+}
+
+func TestAnnouncementVectors(t *testing.T) {
+	for _, c := range loadVectors(t).Announcements.Cases {
+		announced, err := ParseAnnouncement([]byte(c.Entry))
+		if err != nil {
+			t.Fatalf("%s: %v", c.Name, err)
+		}
+		name, at, due := announced.Due(c.Node, time.Unix(c.NotBefore, 0), c.Done)
+		if name != c.Renewal || due != (c.Renewal != "") || due && at.Unix() != c.At {
+			t.Errorf("%s: %q at %d, %t, want %q at %d", c.Name, name, at.Unix(), due, c.Renewal, c.At)
+		}
+	}
+	for _, c := range loadVectors(t).Announcements.Refused {
+		if got, err := ParseAnnouncement([]byte(c.Entry)); err == nil {
+			t.Errorf("%s: %+v", c.Name, got)
+		}
+	}
+}
+
+func TestOriginDataVector(t *testing.T) {
+	v := loadVectors(t).Origins
+	if got := OriginData(v.ObjectName, v.Request); !bytes.Equal(got, v.ExtraData) {
+		t.Errorf("%x, want %x", got, []byte(v.ExtraData))
+	}
+}
+
+func TestWaitingVectors(t *testing.T) {
+	v := loadVectors(t).Waiting
+	for _, c := range v.Accepted {
+		if got, err := ParseWaiting(c.Value); err != nil || got != (Waiting{c.Reason, c.Text}) || got.String() != c.Value {
+			t.Errorf("%q: %+v, %v", c.Value, got, err)
+		}
+	}
+	for _, value := range v.Refused {
+		if got, err := ParseWaiting(value); err == nil {
+			t.Errorf("%q: %+v", value, got)
 		}
 	}
 }

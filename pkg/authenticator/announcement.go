@@ -7,7 +7,6 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"math"
 	"net/http"
 	"slices"
@@ -34,8 +33,6 @@ const (
 	refusedRenewal = "(certificate refused)"
 	// underWay bounds the time of a check. A worker that takes longer has died.
 	underWay = time.Minute
-	// maxRenewalName is the maximum length of a name in Kubernetes, in bytes.
-	maxRenewalName = 253
 )
 
 // checks reports whether this node checks for announced renewals. A node that cannot request the
@@ -223,9 +220,7 @@ func (w *worker) readAnnouncement(ctx context.Context, to nodeaccess.Access, sta
 	var renewal *cache.Renewal
 	var done []cache.Renewal
 	if announced != nil {
-		if renewal, done, err = selectRenewal(*announced, status.pair, found.Done); err != nil {
-			return err
-		}
+		renewal, done = selectRenewal(*announced, status.pair, found.Done)
 	}
 	now := w.now().UTC().Truncate(time.Second)
 	if announced != nil && (renewal == nil || now.Before(renewal.DueAt)) && w.writesAreRefused(ctx, to, status.pair) {
@@ -256,13 +251,10 @@ func isRevoked(err error) bool {
 
 // selectRenewal returns the announced renewal that selects a certificate, nil if none does. still
 // has those of done that are still announced.
-func selectRenewal(announced attestation.Announcement, pair *cache.Pair, done []cache.Renewal) (selected *cache.Renewal, still []cache.Renewal, err error) {
+func selectRenewal(announced attestation.Announcement, pair *cache.Pair, done []cache.Renewal) (selected *cache.Renewal, still []cache.Renewal) {
 	var names []string
 	byName := map[string]cache.Renewal{}
 	for _, r := range announced.Renewals {
-		if r.Name == "" || len(r.Name) > maxRenewalName {
-			return nil, nil, fmt.Errorf("announcement: a renewal whose name has %d bytes", len(r.Name))
-		}
 		renewal := cache.Renewal{Name: r.Name, IssuedBefore: r.IssuedBefore.UTC()}
 		byName[r.Name] = renewal
 		if i := slices.IndexFunc(done, renewal.Same); i >= 0 {
@@ -271,15 +263,11 @@ func selectRenewal(announced attestation.Announcement, pair *cache.Pair, done []
 	}
 	name, at, due := announced.Due(pair.NodeName(), pair.Leaf.NotBefore, names)
 	if !due {
-		return nil, still, nil
+		return nil, still
 	}
 	renewal := byName[name]
-	if renewal.DueAt = at.UTC(); at.Before(renewal.IssuedBefore) {
-		// do not renew earlier: the renewal would select the new certificate, too
-		renewal.DueAt = renewal.IssuedBefore
-	}
-	renewal.DueAt = renewal.DueAt.Truncate(time.Second)
-	return &renewal, still, nil
+	renewal.DueAt = at.UTC().Truncate(time.Second)
+	return &renewal, still
 }
 
 // report writes the fingerprint of the certificate that the kubelet uses into an annotation of the

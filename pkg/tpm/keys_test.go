@@ -8,8 +8,11 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
 	"encoding/binary"
 	"errors"
+	"math/big"
 	"slices"
 	"strings"
 	"testing"
@@ -69,6 +72,28 @@ func TestChooseEK(t *testing.T) {
 			checkQuote(t, k, ch, with(t, tpm.Socket(), prove(ch)))
 			nothingLoaded(t, tpm)
 		})
+	}
+}
+
+// The list of templates has none for RSA-3072. A chip with only such a certificate (H-6 of the
+// profile) counts as a chip without certificates.
+func TestCertificateOfNoTemplate(t *testing.T) {
+	key, err := rsa.GenerateKey(rand.Reader, 3072)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unsigned := &x509.Certificate{SerialNumber: big.NewInt(1)}
+	certificate, err := x509.CreateCertificate(rand.Reader, unsigned, unsigned, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	chip := swtpm.Start(t, swtpm.Options{})
+	if err := chip.WriteNV(0x01c0001c, certificate); err != nil {
+		t.Fatal(err)
+	}
+	k := with(t, chip.Socket(), hello(""))
+	if k.ek.Template != "ecc-p256" || len(k.ek.Certificates) > 0 || k.ek.Problem != "" {
+		t.Errorf("chose %s, %d certificates, %q", k.ek.Template, len(k.ek.Certificates), k.ek.Problem)
 	}
 }
 

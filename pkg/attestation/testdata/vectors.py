@@ -10,6 +10,7 @@ in it are published here and protect nothing.
 """
 
 import base64
+import datetime
 import hashlib
 import hmac
 import json
@@ -1090,6 +1091,146 @@ def heads(whole):
     return [{"document": d, "version": v, "kind": k} for d, v, k in rows]
 
 
+# --- Section 17
+
+
+def moment(renewal, node):
+    """In whole seconds since 1970."""
+    f = int.from_bytes(sha256(renewal["name"].encode() + b"\0" + node.encode())[:8], "big")
+    return max(renewal["issuedBefore"], renewal["start"] + f * renewal.get("spreadSeconds", 0) // (2**64 - 1))
+
+
+def rfc3339(seconds):
+    return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def announcement(renewals):
+    times = [{k: rfc3339(v) if k in ("issuedBefore", "start") else v for k, v in r.items()} for r in renewals]
+    return json.dumps({"version": 1, "renewals": times})
+
+
+def announcements():
+    day = 1767225600
+    rotation = {"name": "rotation", "issuedBefore": day, "all": True, "start": day + 60, "spreadSeconds": 3600}
+    one = {"name": "one", "issuedBefore": day + 100, "nodes": ["worker-1"], "start": day}
+    early = {"name": "early", "issuedBefore": day + 7200, "all": True, "start": day, "spreadSeconds": 60}
+    cases = []
+    for name, renewals, node, not_before, done in (
+        ("all", [rotation], "worker-1", day - 1, []),
+        ("another node at another time", [rotation], "worker-2", day - 1, []),
+        ("a certificate that is not selected", [rotation], "worker-1", day, []),
+        ("a node of a list", [one], "worker-1", day, []),
+        ("not before issuedBefore", [early], "worker-1", day, []),
+        ("a node that is not listed", [one], "worker-2", day, []),
+        ("the earliest, each not before its issuedBefore", [early, rotation, one], "worker-1", day - 1, []),
+        ("two, and one is earlier although it starts later", [early, rotation], "worker-1", day - 1, []),
+        ("done", [rotation, early], "worker-1", day - 1, ["rotation"]),
+        ("all done", [rotation], "worker-1", day - 1, ["rotation"]),
+        ("nothing is announced", [], "worker-1", day, []),
+    ):
+        selected = [
+            r for r in renewals
+            if not_before < r["issuedBefore"] and (r.get("all") or node in r.get("nodes", [])) and r["name"] not in done
+        ]  # fmt: skip
+        at, renewal = min(((moment(r, node), r["name"]) for r in selected), default=(0, ""))
+        cases.append({
+            "name": name, "entry": announcement(renewals), "node": node, "notBefore": not_before, "done": done, "renewal": renewal, "at": at,
+        })  # fmt: skip
+    entries = {
+        "version 2": announcement([rotation]).replace('"version": 1', '"version": 2'),
+        "no version": "{}",
+        "not JSON": "rotation",
+        "a list": "[]",
+        "no name": announcement([{**rotation, "name": ""}]),
+        "a name of 254 bytes": announcement([{**rotation, "name": "x" * 254}]),
+        "a spread below 0": announcement([{**rotation, "spreadSeconds": -1}]),
+        "no issuedBefore": announcement([rotation]).replace("issuedBefore", "issued"),
+        "no start": announcement([rotation]).replace('"start"', '"begin"'),
+        "a time without a zone": announcement([rotation]).replace("Z", ""),
+        "a spread in quotes": announcement([rotation]).replace("3600", '"3600"'),
+    }
+    return {"cases": cases, "refused": [{"name": n, "entry": e} for n, e in entries.items()]}
+
+
+# --- Section 18
+
+
+def origin(f):
+    return '{"version":"tpm/v1","kind":"origin","akPublic":"%s","quote":"%s","signature":"%s"}' % (
+        b64(f["akPublic"]), b64(f["quote"]), b64(f["signature"]),
+    )  # fmt: skip
+
+
+def origins(proof_fields):
+    key, other = Key("AK"), Key("another AK")
+    name, content = "node-csr-aaaqeayeaudaocajbifqydiob4", b"the bytes of spec.request"
+
+    def extra(name=name, label=b"kubelet-authenticator attestation origin", version=b"tpm/v1"):
+        return sha256(b"".join(item(x) for x in (label, version, name.encode(), sha256(content))))
+
+    def attest(data, selected=b"", kind=0x8018, magic=0xFF544347, signer=key, after=b""):
+        banks = struct.pack(">I", 1) + selected if selected else struct.pack(">I", 0)
+        return (
+            struct.pack(">IH", magic, kind) + tpm2b(b"\x00\x0b" + sha256(struct.pack(">I", 0x4000000B) + b"\x00\x0b" + sha256(ak(signer.x, signer.y))))
+            + tpm2b(data) + struct.pack(">QIIBQ", 123456789, 7, 3, 1, 0x2020012800120030) + banks + tpm2b(sha256(b"")) + after
+        )  # fmt: skip
+
+    def signed(quoted, by=key, **changes):
+        return {"akPublic": ak(key.x, key.y), "quote": quoted, "signature": signature(by, quoted), **changes}
+
+    good = signed(attest(extra()))
+    one_pcr = struct.pack(">HB", 0x000B, 3) + b"\1\0\0"
+    public = ak(key.x, key.y)
+    accepted = {
+        "good": good,
+        "a PCR is selected: not compared": signed(attest(extra(), one_pcr)),
+        "another qualifiedSigner: not compared": signed(attest(extra(), signer=other)),
+    }
+    refused = {
+        "another name": signed(attest(extra("node-csr-b"))),
+        "another label": signed(attest(extra(label=b"kubelet-authenticator attestation proof"))),
+        "another version in extraData": signed(attest(extra(version=b"tpm/v2"))),
+        "no extraData": signed(attest(b"")),
+        "signed by another key": signed(attest(extra()), by=other),
+        "the AK of another TPM": signed(attest(extra()), akPublic=ak(other.x, other.y)),
+        "an AK that may decrypt": signed(attest(extra()), akPublic=public[:5] + bytes([public[5] | 0x02]) + public[6:]),
+        "an AK off the curve": signed(attest(extra()), akPublic=ak(key.y, key.x)),
+        "not a quote": signed(attest(extra(), kind=0x8017)),
+        "another magic": signed(attest(extra(), magic=0xFF544348)),
+        "bytes after the quote": signed(attest(extra(), after=b"\0")),
+        "bytes after the signature": {**good, "signature": good["signature"] + b"\0"},
+        "the quote of a proof": signed(proof_fields["quote"]),
+    }
+    assert all(r != good for r in refused.values())
+    rows = [{"name": n, "origin": origin(f), "akName": b"\x00\x0b" + sha256(f["akPublic"])} for n, f in accepted.items()]
+    rows += [{"name": n, "origin": origin(f), "akName": b""} for n, f in refused.items()]
+    text = origin(good)
+    for n, changed in (
+        ("a blank", text.replace(",", ", ", 1)), ("another version", text.replace("tpm/v1", "tpm/v2")), ("another kind", text.replace('"origin"', '"proof"')),
+        ("a field more", text[:-1] + ',"more":1}'), ("no signature", text[: text.index(',"signature"')] + "}"), ("empty", ""),
+        ("an empty quote", origin({**good, "quote": b""})), ("an AK of 1025 bytes", origin({**good, "akPublic": bytes(1025)})),
+    ):  # fmt: skip
+        rows.append({"name": n, "origin": changed, "akName": b""})
+    return {"objectName": name, "request": content, "extraData": extra(), "cases": rows}
+
+
+# --- Section 1: the annotation waiting
+
+
+def waitings():
+    good = ["MachineNotFound: run this", "A: b", "A: b: c", "A1b2: !~", "A" * 64 + ": b", "A: " + "b" * 509]
+    bad = [
+        "", "A", "A:", "A: ", "A:b", ": b", "a: b", "1A: b", "A B: c", "A-B: c", "A:  b", "A: b ", " A: b", "A: b\n", "A: b\tc", "A: b\u001b[2J", "A: b\u202ec",
+        "A: \u00e4", "A: b\u007f", "A\n: b", "A" * 65 + ": b", "A: " + "b" * 510,
+    ]  # fmt: skip
+
+    def reads(text):
+        return len(text) <= 512 and re.fullmatch(r"[A-Z][A-Za-z0-9]{0,63}: [!-~]([ -~]*[!-~])?", text, re.ASCII)
+
+    assert all(map(reads, good)) and not any(map(reads, bad))
+    return {"accepted": [{"value": g, "reason": g[: g.index(":")], "text": g[g.index(":") + 2 :]} for g in good], "refused": bad}
+
+
 def printable(value):
     """bytes become hexadecimal."""
     if isinstance(value, bytes):
@@ -1116,6 +1257,9 @@ def main():
         "refusedRequests": bad_requests(whole),
         "versions": version_lists(),
         "heads": heads(whole),
+        "announcements": announcements(),
+        "origins": origins(fields[2]),
+        "waiting": waitings(),
     }
     json.dump(printable(vectors), sys.stdout, indent=1)
     sys.stdout.write("\n")

@@ -12,13 +12,21 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 )
 
-// TestExchangeOfTheSpecification accepts the exchange of docs/spec.md's test vectors, which another
-// program wrote from the text alone, and refuses it with any item of it changed.
-func TestExchangeOfTheSpecification(t *testing.T) {
+// readVectors reads the test vectors of docs/spec.md.
+func readVectors(t *testing.T, into any) {
+	t.Helper()
 	data, err := os.ReadFile("../../attestation/testdata/vectors.json")
+	if err == nil {
+		err = json.Unmarshal(data, into)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// TestExchangeOfTheSpecification accepts the exchange of docs/spec.md's test vectors, which another
+// program wrote from the text alone, and refuses it with any item of it changed.
+func TestExchangeOfTheSpecification(t *testing.T) {
 	var vectors struct {
 		Exchange struct {
 			ControllerKey, ClusterUID, SignerName     string
@@ -28,9 +36,7 @@ func TestExchangeOfTheSpecification(t *testing.T) {
 			ProofRequest                              string
 		}
 	}
-	if err := json.Unmarshal(data, &vectors); err != nil {
-		t.Fatal(err)
-	}
+	readVectors(t, &vectors)
 	x := vectors.Exchange
 	challenge, err := attestation.ParseChallenge([]byte(x.Challenge))
 	if err != nil {
@@ -78,5 +84,31 @@ func TestExchangeOfTheSpecification(t *testing.T) {
 		if _, err := judge(c, p, h); err == nil {
 			t.Errorf("accepted with another %s", name)
 		}
+	}
+}
+
+// TestOriginsOfTheSpecification judges the origins of docs/spec.md's test vectors.
+func TestOriginsOfTheSpecification(t *testing.T) {
+	var vectors struct {
+		Origins struct {
+			ObjectName, Request string
+			Cases               []struct{ Name, Origin, AKName string }
+		}
+	}
+	readVectors(t, &vectors)
+	accepted, refused := 0, 0
+	for _, c := range vectors.Origins.Cases {
+		name, err := Origin(c.Origin, vectors.Origins.ObjectName, must(hex.DecodeString(vectors.Origins.Request)))
+		if hex.EncodeToString(name) != c.AKName || (err == nil) != (c.AKName != "") {
+			t.Errorf("%s: %x, %v, want %q", c.Name, name, err, c.AKName)
+		}
+		if err == nil {
+			accepted++
+		} else {
+			refused++
+		}
+	}
+	if accepted == 0 || refused == 0 {
+		t.Errorf("%d are accepted, %d refused", accepted, refused)
 	}
 }
