@@ -519,7 +519,7 @@ func TestWaitSurvivesErrors(t *testing.T) {
 		code int
 		says string
 	}{
-		"away":      {errors.New("connection refused\x1b[2J"), 0, "warning: trying again: connection refused [2J"},
+		"away":      {errors.New("connection refused\x1b[2J"), 0, "warning: trying again: connection refused\\u001b[2J"},
 		"forbidden": {apierrors.NewForbidden(v1alpha1.Resource.GroupResource(), "x", errors.New("no")), codeAPIRefused, "hint: the rights are in"},
 	} {
 		t.Run(name, func(t *testing.T) {

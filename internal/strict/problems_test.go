@@ -46,7 +46,7 @@ func TestDecodeNamesLineAndField(t *testing.T) {
 		"not YAML":                     {"enabled: true\n  number: 1\n", "line 2: mapping values are not allowed in this context"},
 		"no object":                    {"maybe\n", "must be an object, not a string"},
 		"a field without a name":       {"\"\": 1\n", "line 1: unknown field"},
-		"a field of two lines":         {"\"a\\nb\\e[31m\": 1\n", "line 1: a b [31m: unknown field"},
+		"a field of two lines":         {"\"a\\nb\\e[31m\": 1\n", "line 1: a b\\u001b[31m: unknown field"},
 		"something behind JSON":        {"{\"enabled\": true}\nnumber: 5\n", "holds more than one document"},
 		"JSON twice":                   {"{\"enabled\": true}\n{}\n", "holds more than one document"},
 		"a field twice":                {"enabled: true\nenabled: true\n", `line 2: key "enabled" already set in map`},

@@ -1,43 +1,98 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package text makes text from a peer safe to show.
+// Package text makes text from a peer safe to show: in a log, in an Event, on a terminal.
 package text
 
 import (
 	"fmt"
+	"io"
 	"strconv"
 	"strings"
 	"unicode"
+	"unicode/utf16"
+	"unicode/utf8"
 )
 
-// Line returns s as one line of printable characters, at most limit bytes long, with " ..." if it
-// was cut. So no escape sequence reaches a terminal, and no long text a log.
-func Line(s string, limit int) string {
-	s = strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
-			return r
-		}
-		return ' '
-	}, strings.ToValidUTF8(s, "?"))
-	s = strings.Join(strings.Fields(s), " ")
-	if len(s) > limit {
-		s = strings.ToValidUTF8(s[:limit], "") + " ..."
+// hidden are characters that unicode.IsPrint accepts, although a reader does not see each of them
+// where it stands: marks are drawn over their neighbours, the next ones are blank, and letters
+// written from right to left make a terminal reorder what is beside them (UAX #9).
+var hidden = []*unicode.RangeTable{
+	unicode.M, unicode.Other_Default_Ignorable_Code_Point, {
+		R16: []unicode.Range16{{Lo: 0x0590, Hi: 0x08FF, Stride: 1}, {Lo: 0x2800, Hi: 0x2800, Stride: 1}, {Lo: 0xFB1D, Hi: 0xFDFF, Stride: 1}, {Lo: 0xFE70, Hi: 0xFEFF, Stride: 1}},
+		R32: []unicode.Range32{{Lo: 0x10800, Hi: 0x10FFF, Stride: 1}, {Lo: 0x1E800, Hi: 0x1EFFF, Stride: 1}},
+	},
+}
+
+// Visible reports whether a reader sees r as one character in its place.
+func Visible(r rune) bool { return unicode.IsPrint(r) && !unicode.In(r, hidden...) }
+
+// Escape returns s with each character that is not Visible as an escape: \n, \r, \t, or \uXXXX as
+// in JSON, and a byte that is not UTF-8 as \xXX. In a JSON document, which has such characters in
+// strings only, Escape keeps the document's meaning.
+func Escape(s string) string {
+	if strings.IndexFunc(s, func(r rune) bool { return !Visible(r) || r == utf8.RuneError }) < 0 {
+		return s
 	}
-	return s
+	var out strings.Builder
+	for at := 0; at < len(s); {
+		r, size := utf8.DecodeRuneInString(s[at:])
+		switch {
+		case r == utf8.RuneError && size == 1:
+			fmt.Fprintf(&out, `\x%02x`, s[at])
+		case Visible(r):
+			out.WriteRune(r)
+		case r == '\n', r == '\r', r == '\t':
+			quoted := strconv.QuoteRune(r)
+			out.WriteString(quoted[1 : len(quoted)-1])
+		default:
+			for _, unit := range utf16.AppendRune(nil, r) {
+				fmt.Fprintf(&out, `\u%04x`, unit)
+			}
+		}
+		at += size
+	}
+	return out.String()
+}
+
+// Line returns prose as one line, at most limit bytes long, with " ..." if it was cut. White space
+// becomes a blank, and other characters that are not Visible are escaped.
+func Line(s string, limit int) string {
+	return cut(Escape(strings.Join(strings.Fields(s), " ")), limit)
 }
 
 // Quote returns s as it is if it is one line of printable ASCII. Otherwise, or if it could be taken
 // for a quoted text or for two columns, it returns s in double quotes with the escapes of Go. So it
 // is never shown as another object's name. It cuts s to limit bytes and adds " ...".
 func Quote(s string, limit int) string {
-	if len(s) > limit {
-		s = strings.ToValidUTF8(s[:limit], "") + " ..."
-	}
+	s = cut(s, limit)
 	strange := func(r rune) bool { return r < ' ' || r > '~' }
 	if strings.ContainsFunc(s, strange) || strings.HasPrefix(s, `"`) || strings.Contains(s, "  ") || strings.TrimSpace(s) != s {
 		return strconv.QuoteToASCII(s)
 	}
 	return s
+}
+
+// cut returns the first limit bytes of s, and " ..." if there are more.
+func cut(s string, limit int) string {
+	if len(s) > limit {
+		s = strings.ToValidUTF8(s[:limit], "") + " ..."
+	}
+	return s
+}
+
+// EntryWriter returns a writer for a log that writes each entry by one Write. Each entry becomes
+// one line, and what is not Visible in it is escaped. So no text in an entry can look like another
+// entry.
+func EntryWriter(w io.Writer) io.Writer { return entryWriter{w} }
+
+type entryWriter struct{ io.Writer }
+
+// Write writes one entry.
+func (w entryWriter) Write(entry []byte) (int, error) {
+	if _, err := io.WriteString(w.Writer, Escape(strings.TrimSuffix(string(entry), "\n"))+"\n"); err != nil {
+		return 0, err
+	}
+	return len(entry), nil
 }
 
 // maxListed limits a name in a list, in bytes.

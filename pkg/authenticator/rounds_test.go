@@ -755,7 +755,7 @@ func TestVersionIsNegotiated(t *testing.T) {
 		"one twice":                       {nil, inTurn("fake/v2,fake/v2"), []attestation.Version{"fake/v3"}, `"fake/v2,fake/v2"`},
 		"in the wrong order":              {nil, inTurn("fake/v1,fake/v2"), []attestation.Version{"fake/v3"}, `"fake/v1,fake/v2"`},
 		"with white space":                {nil, inTurn("fake/v2, fake/v1"), []attestation.Version{"fake/v3"}, `"fake/v2, fake/v1"`},
-		"garbage":                         {nil, inTurn("\x1b[2J\nfake/v2\u202e"), []attestation.Version{"fake/v3"}, `"[2J fake/v2"`},
+		"garbage":                         {nil, inTurn("\x1b[2J\nfake/v2\u202e"), []attestation.Version{"fake/v3"}, `"\\u001b[2J fake/v2\\u202e"`},
 		"garbage without end":             {nil, inTurn(strings.Repeat("fake/v2,", 32<<10)), []attestation.Version{"fake/v3"}, `"fake/v2,fake/v2,`},
 		"garbage that grows when quoted":  {nil, inTurn(strings.Repeat("\"\\", 128<<10)), []attestation.Version{"fake/v3"}, `\"\\\"\\`},
 		"an older one, and then its mind": {nil, inTurn("fake/v2", "fake/v1", ""), []attestation.Version{"fake/v3", "fake/v2", "fake/v1"}, `""`},

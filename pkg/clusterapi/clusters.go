@@ -174,7 +174,7 @@ func (c *clusterReconciler) planFor(ctx context.Context, cluster *clusterv1.Clus
 	}
 	if len(c.settings.Config().Serving.Signers) > 0 {
 		if p.forbiddenAddresses, err = forbiddenAddresses(cluster); err != nil {
-			c.events.Eventf(cluster, nil, corev1.EventTypeWarning, "AddressesInvalid", "Plan", "%s", truncateNote(err.Error()))
+			c.events.Eventf(cluster, nil, corev1.EventTypeWarning, "AddressesInvalid", "Plan", "%s", err.Error())
 			return nil, err
 		}
 	}

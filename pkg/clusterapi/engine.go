@@ -138,7 +138,7 @@ func (e *engine) run(ctx context.Context) {
 		var refused *preflight.Error
 		if errors.As(err, &refused) {
 			pause = refusedDelay
-			e.events.Eventf(e.plan.cluster, nil, corev1.EventTypeWarning, "EnforcementRefused", "Enforce", "%s; %s", truncateNote(err.Error()), refused.Hint)
+			e.events.Eventf(e.plan.cluster, nil, corev1.EventTypeWarning, "EnforcementRefused", "Enforce", "%s; %s", text.Line(err.Error(), maxNote), refused.Hint)
 		}
 		e.log.Error(nil, "the cluster is not served", "cause", text.Line(err.Error(), maxProblem), "again", pause)
 		select {
@@ -157,10 +157,8 @@ var hints = preflight.Hints{
 	Rights: "apply packaging/cluster-api/workload to the workload cluster, and packaging/cluster-api/management to the management cluster",
 }
 
-// maxNote limits the note of an Event, in bytes. The API server takes 1 KiB.
+// maxNote limits the part of an Event's note that comes from others, in bytes.
 const maxNote = 700
-
-func truncateNote(note string) string { return note[:min(len(note), maxNote)] }
 
 // serve assembles the cluster's controller, and runs it until ctx ends or a part of it fails.
 func (e *engine) serve(ctx context.Context) error {
@@ -239,7 +237,7 @@ func (e *engine) serve(ctx context.Context) error {
 // event reports in an Event on the Cluster what concerns the workload cluster. Users who remove
 // policies there may remove Events there, too.
 func (e *engine) event(kind, reason, message string) {
-	e.events.Eventf(e.plan.cluster, nil, kind, reason, "Compare", "%s", truncateNote(message))
+	e.events.Eventf(e.plan.cluster, nil, kind, reason, "Compare", "%s", message)
 }
 
 // runAll runs functions until ctx ends, which happens when one fails. It returns the first error.

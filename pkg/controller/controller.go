@@ -165,7 +165,7 @@ func Add(manager ctrl.Manager, config Config) error {
 		WatchesRawSource(c.machineWatch(manager.GetLogger().WithName("machines")).source()).
 		WatchesRawSource(c.ekChanges(manager.GetLogger().WithName("ek-changes")).source()).
 		WatchesRawSource(c.revocation()).
-		WithOptions(c.options()).
+		WithOptions(c.options(manager.GetLogger().WithValues("controller", Name))).
 		Complete(c)
 }
 
@@ -201,15 +201,9 @@ func New(config Config, clients Clients) (*Controller, error) {
 // NewUnmanaged returns the queue of the requests in a cache. Its Start runs the Controller without
 // a manager. Call NewUnmanaged once.
 func (c *Controller) NewUnmanaged(requests cache.Cache, log logr.Logger) (controller.Controller, error) {
-	options := c.options()
+	options := c.options(log)
 	// each cluster has a Controller of this name
 	options.Reconciler, options.SkipNameValidation = c, new(true)
-	options.LogConstructor = func(request *reconcile.Request) logr.Logger {
-		if request == nil {
-			return log
-		}
-		return log.WithValues("request", request.Name)
-	}
 	queue, err := controller.NewUnmanaged(Name, options)
 	if err != nil {
 		return nil, err
@@ -235,8 +229,15 @@ func (c *Controller) watchRecords(log logr.Logger) (source.Source, error) {
 	return watch, err
 }
 
-func (c *Controller) options() controller.Options {
+func (c *Controller) options(log logr.Logger) controller.Options {
 	return controller.Options{
+		// controller-runtime's own constructor logs a name that klog does not quote.
+		LogConstructor: func(request *reconcile.Request) logr.Logger {
+			if request == nil {
+				return log
+			}
+			return log.WithValues("request", request.Name)
+		},
 		MaxConcurrentReconciles: c.Concurrency,
 		NewQueue:                c.queue.NewQueue,
 		// controller-runtime's own back-off grows to a quarter of an hour. That is too long if an

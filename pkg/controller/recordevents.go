@@ -11,8 +11,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
@@ -69,14 +69,13 @@ func (r *reporter) warnOwner(object *certificatesv1.CertificateSigningRequest, s
 			continue
 		}
 		r.last.Add(key, now)
-		r.eventOnRecord(record, corev1.EventTypeWarning, reason, object.Name+": "+message)
+		r.eventOnRecord(record, corev1.EventTypeWarning, reason, text.Quote(object.Name, maxName)+": "+message)
 	}
 }
 
 // eventOnRecord records an Event on a record, and on the machine that owns it, if machines are
 // objects. Each Event costs the API server a write.
 func (r *reporter) eventOnRecord(record *v1alpha1.NodeAttestation, kind, reason, message string) {
-	message = telemetry.Message(message)
 	r.recordEvents.Eventf(record, nil, kind, reason, "Decide", "%s", message)
 	if machine := ownerReference(record); machine != nil {
 		r.recordEvents.Eventf(machine, record, kind, reason, "Decide", "%s", message)
@@ -86,7 +85,7 @@ func (r *reporter) eventOnRecord(record *v1alpha1.NodeAttestation, kind, reason,
 // eventOnNamedNode records an Event on a Node, if there is one of that name.
 func (r *reporter) eventOnNamedNode(ctx context.Context, name, kind, reason, message string) {
 	if node, err := getNode(ctx, r.live, name); err == nil && node != nil {
-		r.events.Eventf(node, nil, kind, reason, "Decide", "%s", telemetry.Message(message))
+		r.events.Eventf(node, nil, kind, reason, "Decide", "%s", message)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
@@ -92,7 +93,7 @@ func (r *reporter) report(ctx context.Context, object *certificatesv1.Certificat
 		// An intermediate step. An Event would cost as much as the step.
 	case r.changedRecord(s, d) != nil:
 		// The record gets the Event instead of the request, whose conditions already say so.
-		r.eventOnRecord(r.changedRecord(s, d), corev1.EventTypeNormal, reason, object.Name+": "+note)
+		r.eventOnRecord(r.changedRecord(s, d), corev1.EventTypeNormal, reason, text.Quote(object.Name, maxName)+": "+note)
 		r.eventOnNode(ctx, object, node, corev1.EventTypeNormal, reason, note)
 	case d.Outcome == verifier.Wait && !r.eventLimits.Take(object.Spec.Username, r.Now()):
 		// A waiting request over the limit gets no Event.
@@ -124,7 +125,7 @@ func (r *reporter) log(ctx context.Context, object *certificatesv1.CertificateSi
 // event records an Event on a request, and on the Node whose name it requests, if that Node exists.
 // The Node's owner needs to know, also if another requester filed the request.
 func (r *reporter) event(ctx context.Context, object *certificatesv1.CertificateSigningRequest, node, kind, reason, message string) {
-	r.events.Eventf(object, nil, kind, reason, "Decide", "%s", telemetry.Message(message))
+	r.events.Eventf(object, nil, kind, reason, "Decide", "%s", message)
 	r.eventOnNode(ctx, object, node, kind, reason, message)
 }
 
@@ -146,7 +147,7 @@ func (r *reporter) eventOnNode(ctx context.Context, object *certificatesv1.Certi
 		}
 	}
 	r.last.Add(key, now)
-	r.events.Eventf(regarding, object, kind, reason, "Decide", "%s: %s", object.Name, telemetry.Message(message))
+	r.events.Eventf(regarding, object, kind, reason, "Decide", "%s: %s", text.Quote(object.Name, maxName), message)
 }
 
 // nodeReference returns a reference to the Node that filed a request for itself, nil for another

@@ -58,8 +58,8 @@ func TestSelfTest(t *testing.T) {
 		"passed": {device{checks: []provider.Check{passed}}, 0, "TPM2_Quote 1.5 ms ok\n", SelfTest{true, []SelfTestCheck{{"TPM2_Quote", 1.5, ""}}}},
 		"refused": {
 			device{checks: []provider.Check{passed, refused}, err: &provider.Error{Class: provider.DeviceFailed, Err: errors.New("one failed")}}, 15,
-			"TPM2_Quote 1.5 ms ok\nTPM2_Load 1.0 ms FAILED: no [2J memory\n",
-			SelfTest{false, []SelfTestCheck{{"TPM2_Quote", 1.5, ""}, {"TPM2_Load", 1, "no [2J memory"}}},
+			"TPM2_Quote 1.5 ms ok\nTPM2_Load 1.0 ms FAILED: no\\u001b[2J memory\n",
+			SelfTest{false, []SelfTestCheck{{"TPM2_Quote", 1.5, ""}, {"TPM2_Load", 1, `no\u001b[2J memory`}}},
 		},
 		"no device": {device{err: &provider.Error{Class: provider.NoDevice, Err: errors.New("none")}}, 14, "", SelfTest{false, []SelfTestCheck{}}},
 	} {

@@ -107,7 +107,7 @@ func TestStatusAfterAWorker(t *testing.T) {
 	}
 	text := call(t, "", n.with("status")...)
 	rows := oneSpace(text.stdout)
-	for _, says := range []string{"APIRefused, 1 in a row: ", "last run: failed: APIRefused, ended ", "failures: 1 in a row", "steps: lock ", "RBAC says [2J no"} {
+	for _, says := range []string{"APIRefused, 1 in a row: ", "last run: failed: APIRefused, ended ", "failures: 1 in a row", "steps: lock ", "RBAC says\\u001b[2J no"} {
 		if !strings.Contains(rows, says) {
 			t.Errorf("no %q in\n%s", says, text.stdout)
 		}

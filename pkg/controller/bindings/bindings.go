@@ -255,7 +255,7 @@ func (f *finder) record(binding *rbacv1.ClusterRoleBinding, reason, action, mess
 	} else {
 		f.log.Info(message, "binding", binding.Name, "reason", reason, "audit", f.Audit)
 	}
-	f.events.Eventf(binding, nil, corev1.EventTypeWarning, reason, action, "%s", telemetry.Message(message))
+	f.events.Eventf(binding, nil, corev1.EventTypeWarning, reason, action, "%s", message)
 }
 
 // trimBinding is a transform for a cache of ClusterRoleBindings. It keeps one subject, since only

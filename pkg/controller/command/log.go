@@ -4,10 +4,16 @@ package command
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 
+	"github.com/go-logr/logr"
 	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 )
 
 // logFormat is the value of --logging-format. The zero value is text.
@@ -34,12 +40,63 @@ func (f *logFormat) Set(value string) error {
 }
 
 // apply makes klog log in this format, and with it client-go and controller-runtime. verbosity is
-// the flag -v, which klog's own text format reads itself.
+// the flag -v. Peers choose parts of many entries, so each entry is one line of visible characters.
 func (f *logFormat) apply(output io.Writer, verbosity int) {
+	output = text.EntryWriter(output)
 	if *f == logJSON {
 		options := &slog.HandlerOptions{Level: slog.Level(-verbosity), ReplaceAttr: replaceAttr}
 		klog.SetSlogLogger(slog.New(slog.NewJSONHandler(output, options)))
+		return
 	}
+	config := textlogger.NewConfig(textlogger.Output(output), textlogger.Verbosity(verbosity))
+	klog.SetLoggerWithOptions(logr.New(quotingSink{textlogger.NewLogger(config).GetSink()}), klog.ContextualLogger(true))
+}
+
+// quotingSink is a sink of klog's text format that quotes each value. klog itself writes a value of
+// several lines, and the name of an object, without escapes, so a value could forge other fields.
+type quotingSink struct{ logr.LogSink }
+
+func (s quotingSink) Init(info logr.RuntimeInfo) {
+	info.CallDepth++ // for the methods below
+	s.LogSink.Init(info)
+}
+
+func (s quotingSink) WithCallDepth(depth int) logr.LogSink {
+	return quotingSink{s.LogSink.(logr.CallDepthLogSink).WithCallDepth(depth)}
+}
+
+func (s quotingSink) WithName(name string) logr.LogSink {
+	return quotingSink{s.LogSink.WithName(name)}
+}
+
+func (s quotingSink) WithValues(fields ...any) logr.LogSink {
+	return quotingSink{s.LogSink.WithValues(quoted(fields)...)}
+}
+
+func (s quotingSink) Info(level int, message string, fields ...any) {
+	s.LogSink.Info(level, message, quoted(fields)...)
+}
+
+func (s quotingSink) Error(err error, message string, fields ...any) {
+	if err != nil {
+		err = errors.New(text.Escape(err.Error()))
+	}
+	s.LogSink.Error(err, message, quoted(fields)...)
+}
+
+// quoted returns the fields with each text on one line, so that klog quotes it. klog writes values
+// of other types as JSON.
+func quoted(fields []any) []any {
+	safe := slices.Clone(fields)
+	for i, field := range safe {
+		switch field.(type) {
+		case string, []byte:
+			safe[i] = text.Escape(fmt.Sprintf("%s", field))
+		case error, fmt.Stringer:
+			safe[i] = text.Escape(fmt.Sprint(field))
+		}
+	}
+	return safe
 }
 
 // replaceAttr names three levels: DEBUG for each verbosity above 0, INFO and ERROR. Durations are

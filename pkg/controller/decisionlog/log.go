@@ -96,7 +96,7 @@ func (l *Log) add(document any, denied bool) {
 		}
 		return
 	}
-	line = append(line, '\n')
+	line = append([]byte(text.Escape(string(line))), '\n')
 	for _, q := range l.queues {
 		q.add(line, denied)
 	}

@@ -59,7 +59,7 @@ type Condition struct {
 // Set writes the condition into the Namespace's status. A failure is logged once.
 func (c *Condition) Set(ctx context.Context, status corev1.ConditionStatus, reason, message string) {
 	now := time.Now()
-	want := corev1.NamespaceCondition{Type: corev1.NamespaceConditionType(c.Type), Status: status, Reason: reason, Message: message}
+	want := corev1.NamespaceCondition{Type: corev1.NamespaceConditionType(c.Type), Status: status, Reason: reason, Message: Message(message)}
 	says := c.written.Status == want.Status && c.written.Reason == want.Reason && c.written.Message == want.Message
 	if says && now.Sub(c.writtenAt) < c.Remind {
 		return

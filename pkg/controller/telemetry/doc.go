@@ -4,6 +4,8 @@
 // conditions on a Namespace's status, and a handler of watch errors that names the missing right.
 package telemetry
 
+import "github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+
 // Component is the name of the controllers in Events and metrics.
 const Component = "node-attestation-controller"
 
@@ -16,5 +18,6 @@ const (
 	MaxLogged = 2048
 )
 
-// Message cuts a message to the length of an Event's note or a condition.
-func Message(message string) string { return message[:min(len(message), MaxMessage)] }
+// Message makes a message safe to show, and as short as an Event's note or a condition may be.
+// Parts of the message may come from a peer.
+func Message(message string) string { return text.Line(message, MaxMessage-len(" ...")) }

@@ -3,6 +3,7 @@
 package telemetry
 
 import (
+	"fmt"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -34,7 +35,8 @@ func NewDedupRecorder(recorder events.EventRecorder) events.EventRecorder {
 	return &dedupRecorder{recorder, lru.New(maxRemembered)}
 }
 
-// Eventf records an Event, or drops it.
+// Eventf records an Event, or drops it. Parts of the note may come from a peer, so it becomes a
+// Message.
 func (r *dedupRecorder) Eventf(regarding, related runtime.Object, kind, reason, action, note string, args ...any) {
 	about, known := versionOf(regarding)
 	to, knownToo := versionOf(related)
@@ -44,7 +46,7 @@ func (r *dedupRecorder) Eventf(regarding, related runtime.Object, kind, reason, 
 		}
 		r.lastRecorded.Add(key, now)
 	}
-	r.recorder.Eventf(regarding, related, kind, reason, action, note, args...)
+	r.recorder.Eventf(regarding, related, kind, reason, action, "%s", Message(fmt.Sprintf(note, args...)))
 }
 
 // versionOf identifies a version of an object. It returns false if object is not an API object.
