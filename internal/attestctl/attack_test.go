@@ -11,7 +11,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-	"unicode"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -19,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
 )
@@ -145,7 +145,7 @@ func TestFloodPushesNothingOut(t *testing.T) {
 }
 
 // marks is what a peer writes to get at a terminal, a log or a shell's table.
-const marks = "\x1b[2J\u009b31m\u202eX\u2066\u2028\u2029\u0085\u200b\ufeff\r\n- nodeName: injected\n\tZ  Y\x00\x7f"
+const marks = "\x1b[2J\u009b31m\u202eX\u2066\u2028\u2029\u0085\u200b\ufeff\u3164\ufe0f\u0301א\r\n- nodeName: injected\n\tZ  Y\x00\x7f"
 
 // plant puts text behind or before each string of an object, except for those that keep names,
 // which select the object. It returns how many it changed.
@@ -231,7 +231,7 @@ func TestHostileTextInEveryField(t *testing.T) {
 				for _, args := range commands {
 					r := run(t, newAccess(t, planted...), args...)
 					for _, out := range []string{r.stdout, r.stderr} {
-						if at := strings.IndexFunc(out, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }); at >= 0 {
+						if at := strings.IndexFunc(out, func(r rune) bool { return r != '\n' && !text.Visible(r) }); at >= 0 {
 							t.Errorf("%q prints %q", args, out[max(0, at-40):min(len(out), at+20)])
 						}
 						if strings.Contains(out, "\n- nodeName: injected") {

@@ -18,7 +18,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-	"unicode"
 
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
@@ -35,6 +34,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
@@ -124,7 +124,7 @@ func TestHostileRequests(t *testing.T) {
 			if len(out) > 16<<10 {
 				t.Errorf("%v prints %d bytes", args[0], len(out))
 			}
-			if at := strings.IndexFunc(out, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }); at >= 0 {
+			if at := strings.IndexFunc(out, func(r rune) bool { return r != '\n' && !text.Visible(r) }); at >= 0 {
 				t.Errorf("%.40q prints %q", args, out[max(0, at-20):min(len(out), at+20)])
 			}
 		}

@@ -13,7 +13,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-	"unicode"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -25,6 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/revocation"
@@ -882,7 +882,7 @@ func TestHostileRevocations(t *testing.T) {
 			if len(out) > 16<<10 {
 				t.Errorf("%.60q prints %d bytes", args, len(out))
 			}
-			if at := strings.IndexFunc(out, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }); at >= 0 {
+			if at := strings.IndexFunc(out, func(r rune) bool { return r != '\n' && !text.Visible(r) }); at >= 0 {
 				t.Errorf("%.60q prints %q", args, out[max(0, at-20):min(len(out), at+20)])
 			}
 		}

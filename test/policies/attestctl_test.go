@@ -14,7 +14,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-	"unicode"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -23,6 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
@@ -70,9 +70,9 @@ func runPlugin(t *testing.T, cmd *exec.Cmd) (stdout, stderr string, code int) {
 	if failed := cmd.Run(); failed != nil && !errors.As(failed, &exit) {
 		t.Fatal(failed)
 	}
-	for _, text := range []string{out.String(), err.String()} {
-		if strings.ContainsFunc(text, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) {
-			t.Errorf("%q is not printable", text)
+	for _, printed := range []string{out.String(), err.String()} {
+		if strings.ContainsFunc(printed, func(r rune) bool { return r != '\n' && !text.Visible(r) }) {
+			t.Errorf("%q is not printable", printed)
 		}
 	}
 	return out.String(), err.String(), cmd.ProcessState.ExitCode()
