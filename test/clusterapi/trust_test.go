@@ -158,6 +158,9 @@ func TestTrustOnFirstUse(t *testing.T) {
 	}
 }
 
+// comparison is long enough for the next comparison of records and sources.
+const comparison = 30*time.Second + harness.Soon
+
 // names annotates a Machine with an EK.
 func (m *machine) names(t *testing.T, ek string) {
 	t.Helper()
@@ -173,7 +176,7 @@ func correctedFirstUse(t *testing.T, c *cluster) {
 	thief.attests(t) // a renewal
 	c.refuses(t, victim.peer(t), verifier.ReasonIdentityBound)
 	victim.names(t, victim.ek)
-	harness.Eventually(t, harness.Soon, "the correction is accepted", func() bool { return c.record(t, victim.name).Status.EKReplaced != nil })
+	harness.Eventually(t, comparison, "the correction is accepted", func() bool { return c.record(t, victim.name).Status.EKReplaced != nil })
 	c.refuses(t, thief.peer(t), verifier.ReasonEKReplaced)
 	c.refuses(t, c.newPeer(t, thief.computer, c.asToken(victim.token), victim.name, victim.providerID), verifier.ReasonEKReplaced)
 	victim.attests(t)
@@ -203,7 +206,7 @@ func manyFirstUses(t *testing.T, c *cluster) {
 		m.names(t, strings.Repeat(fmt.Sprint(i), 64))
 	}
 	last := machines[3] // a comparison may have accepted the others, one by one
-	harness.Eventually(t, harness.Soon, "the change is held", func() bool { return c.said(t, last.name, controller.ReasonEKChangeHeld) })
+	harness.Eventually(t, comparison, "the change is held", func() bool { return c.said(t, last.name, controller.ReasonEKChangeHeld) })
 	last.attests(t)
 	if last.remembered(t).Status.EKReplaced != nil {
 		t.Error("a fourth record was overridden without an acknowledgement")
