@@ -5,6 +5,8 @@ package outputformat
 
 import (
 	"encoding/json"
+	"fmt"
+	"regexp"
 	"strings"
 
 	"sigs.k8s.io/yaml"
@@ -32,8 +34,14 @@ func Encode(format string, value any) ([]byte, error) {
 		}
 	}
 	out, err := json.MarshalIndent(value, "", "  ")
+	if format == YAML {
+		out = supplementary.ReplaceAllFunc(out, func(r []byte) []byte { return fmt.Appendf(nil, `\U%08x`, []rune(string(r))[0]) })
+	}
 	return []byte(escapeLines(string(out) + "\n")), err
 }
+
+// supplementary are the characters that JSON escapes as a pair, which YAML does not know.
+var supplementary = regexp.MustCompile(`[\x{10000}-\x{10FFFF}]`)
 
 // escapeLines escapes what is not visible within each line.
 func escapeLines(document string) string {
