@@ -47,7 +47,8 @@ func (i *invocation) printDryRun(ctx context.Context, a *authenticator.Authentic
 func readable(report *authenticator.Report) ([]byte, error) {
 	var out bytes.Buffer
 	table := tabwriter.NewWriter(&out, 0, 0, 2, ' ', 0)
-	row := func(name, value string) { _, _ = fmt.Fprintf(table, "%s:\t%s\n", name, value) }
+	// parts of a value may be a peer's
+	row := func(name, value string) { _, _ = fmt.Fprintf(table, "%s:\t%s\n", name, text.Line(value, len(value))) }
 	_, _ = fmt.Fprintln(&out, text.Line(report.Verdict, maxLine))
 	row("certificate", report.Certificate)
 	row("pending request", report.Pending)
@@ -97,7 +98,7 @@ func describeRequest(report *authenticator.Report, row func(name, value string))
 		row("  evidence", string(content.Data))
 	}
 	for _, fact := range report.Evidence {
-		row("  evidence, "+fact.Name, fact.Value)
+		row("  evidence, "+text.Line(fact.Name, maxLine), fact.Value)
 	}
 	row("  size", fmt.Sprintf("%d bytes", len(spec.Request)))
 	return nil

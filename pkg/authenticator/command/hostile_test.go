@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package command
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"strings"
+	"testing"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/hostiletext"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/outputformat"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/doctor"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
+)
+
+// An API server, an approver or a vendor's certificate may have written any text that the plugin
+// reports. None of it gets to a terminal as it is, in any format.
+func TestHostileTextOnTheNode(t *testing.T) {
+	check := func(name, printed string) {
+		for _, problem := range hostiletext.Find(printed) {
+			if !strings.HasPrefix(problem, "a forged field") { // of a log entry: this is no log
+				t.Errorf("%s: %s", name, problem)
+			}
+		}
+	}
+	report := &authenticator.Report{Evidence: []provider.Fact{{}}}
+	overview := &authenticator.Overview{
+		Certificate: &authenticator.CertificateOverview{}, Announcement: &authenticator.AnnouncementOverview{}, EK: &authenticator.EKOverview{},
+		LastRun: &authenticator.LastRunOverview{}, Pending: &authenticator.PendingOverview{},
+	}
+	checks := doctor.Report{Checks: []doctor.Result{{}}}
+	for name, value := range map[string]any{"report": report, "overview": overview, "doctor": &checks} {
+		hostiletext.Plant(value, "Request", "Failure")
+		for _, format := range []string{outputformat.JSON, outputformat.YAML} {
+			out, err := outputformat.Encode(format, value)
+			if err != nil {
+				t.Errorf("%s, %s: %v", name, format, err)
+			}
+			check(name+", "+format, string(out))
+		}
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := csr.PKCS10(csr.Identity{NodeName: "node"}, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	content, err := attestation.Request{PKCS10: der, Provider: "tpm", Data: []byte("{}")}.Marshal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	report.Request = &certificatesv1.CertificateSigningRequest{Spec: certificatesv1.CertificateSigningRequestSpec{Request: content}}
+	out, err := readable(report)
+	if err != nil {
+		t.Fatal(err)
+	}
+	check("dry run", string(out))
+	check("status", string(describeOverview(overview)))
+}
