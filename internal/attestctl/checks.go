@@ -598,9 +598,9 @@ func (e *examination) checkRevocation(ctx context.Context) finding {
 	case len(problems) > 0:
 		return failed("apply "+overlay+" again: the controller fills the policies within seconds", "%s", text.Names(problems))
 	}
-	total, used, beyond := 0, 0, 0
+	total, used, certificates, beyond := 0, 0, 0, 0
 	for _, l := range lists {
-		total, used, beyond = max(total, l.Capacity), max(used, l.Certificates), beyond+l.NotInForce
+		total, used, certificates, beyond = max(total, l.Capacity), max(used, l.places), max(certificates, l.Certificates), beyond+l.NotInForce
 	}
 	const remedy = "shorten lifetimes, so that certificates leave the lists earlier (docs/controller-configuration.md)"
 	switch {
@@ -609,7 +609,7 @@ func (e *examination) checkRevocation(ctx context.Context) finding {
 	case total > 0 && used*100 >= total*listsWarning:
 		return warning(remedy, "%d of %d places on the lists are used", used, total)
 	}
-	return ok("it is in force: %d certificates are on the lists", used)
+	return ok("it is in force: %d certificates are on the lists", certificates)
 }
 
 // revocationPolicies returns the problems of the admission policies for revoked certificates.

@@ -99,22 +99,24 @@ type Lists struct {
 	// new certificate.
 	Certificates int `json:"certificates"`
 	Suspended    int `json:"suspended"`
-	// NotInForce is how many are on lists that have no policy.
+	// NotInForce is how many belong to nodes that are on no list with a policy.
 	NotInForce int `json:"notInForce"`
-	// Capacity is how many certificates the lists with a policy hold.
+	// Capacity is how many certificates the lists with a policy hold. A node needs one place.
 	Capacity int `json:"capacity"`
 	// NextEnd and LastEnd are the times when the first and the last certificate expire.
 	NextEnd *metav1.Time `json:"nextEnd,omitempty"`
 	LastEnd *metav1.Time `json:"lastEnd,omitempty"`
 
 	entries map[string]v1alpha1.RevokedCertificate
-	// refused has the fingerprints of the certificates on a list with a policy. current has those
-	// of the current certificates on lists.
+	// refused has the names of the nodes on a list with a policy. current has the fingerprints of
+	// the current certificates on lists.
 	refused, current map[string]bool
+	// places is how many certificates are on lists with a policy.
+	places int
 }
 
-// room returns for how many more certificates there is room.
-func (l *Lists) room() int { return max(0, l.Capacity-l.Certificates) }
+// room returns for how many more nodes there is room.
+func (l *Lists) room() int { return max(0, l.Capacity-l.places) }
 
 // readLists reads the lists of a cluster, or all in the namespace if no cluster is given. The
 // controller removes a certificate some minutes after its end. Until then it takes a place.
@@ -135,7 +137,8 @@ func (a *access) readLists(ctx context.Context, cluster string) (*Lists, error) 
 				for _, c := range page.Items[i].Spec.Certificates {
 					l.entries[c.SHA256] = c
 					if page.Items[i].Spec.Number <= revocation.PolicyCount {
-						l.refused[c.SHA256] = true
+						l.refused[c.NodeName] = true
+						l.places++
 					}
 				}
 			}
@@ -143,12 +146,12 @@ func (a *access) readLists(ctx context.Context, cluster string) (*Lists, error) 
 	if err != nil {
 		return nil, err
 	}
-	for sum, c := range l.entries {
+	for _, c := range l.entries {
 		l.Certificates++
 		if c.Suspended {
 			l.Suspended++
 		}
-		if !l.refused[sum] {
+		if !l.refused[c.NodeName] {
 			l.NotInForce++
 		}
 		if l.NextEnd == nil || c.NotAfter.Before(l.NextEnd) {
@@ -271,14 +274,14 @@ func (p *planText) item(format string, arguments ...any) {
 	p.line(format, arguments...)
 }
 
-// addLists says whether the lists have room.
+// addLists says whether the lists have room for more nodes.
 func (p *planText) addLists(l *Lists, more int) {
 	switch room := l.room(); {
 	case more == 0:
 	case room >= more:
 		p.item("the lists have room: %d of %d places are free", room, l.Capacity)
 	default:
-		p.item("the lists have no room for %d of them: they are recorded, and NOT refused until room appears (%d of %d places are free)", more-room, room, l.Capacity)
+		p.item("the lists have no room for %d of the nodes: their certificates are recorded, and NOT refused until room appears (%d of %d places are free)", more-room, room, l.Capacity)
 	}
 }
 

@@ -200,7 +200,8 @@ type revocationPlan struct {
 	// idle are the nodes that have no certificate to revoke. left are selected Nodes without a
 	// record.
 	idle, left []string
-	// certificates is how many are to be revoked, and more how many of them are on no list yet.
+	// certificates is how many are to be revoked, and more how many of the nodes are on no list
+	// with a policy yet.
 	certificates, more int
 	// end is when the last of them ends.
 	end time.Time
@@ -333,15 +334,11 @@ func (a *access) fillPlan(ctx context.Context, p *revocationPlan, records []v1al
 		}
 		for k := range r.Status.Certificates {
 			c := &r.Status.Certificates[k]
-			_, listed := p.lists.entries[c.SHA256]
-			if !p.selects(c, now) || listed && c.Revoked {
+			if _, listed := p.lists.entries[c.SHA256]; !p.selects(c, now) || listed && c.Revoked {
 				continue
 			}
 			n.certificates = append(n.certificates, c.SHA256)
 			n.ends[c.SHA256] = c.NotAfter.Time
-			if !listed {
-				p.more++
-			}
 			if p.end.Before(c.NotAfter.Time) {
 				p.end = c.NotAfter.Time
 			}
@@ -365,6 +362,9 @@ func (a *access) fillPlan(ctx context.Context, p *revocationPlan, records []v1al
 			continue
 		}
 		p.certificates += len(n.certificates)
+		if !p.lists.refused[name] {
+			p.more++
+		}
 		state, there := states[name]
 		n.ready = state.ready
 		switch {

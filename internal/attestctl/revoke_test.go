@@ -619,10 +619,14 @@ func TestPlanSaysListsAreFull(t *testing.T) {
 	}
 	objects[len(objects)-1].(*v1alpha1.RevocationSlice).Spec.Certificates = objects[len(objects)-1].(*v1alpha1.RevocationSlice).Spec.Certificates[:revocation.SliceCapacity-1]
 	a := newAccess(t, objects...)
-	run(t, a, "revoke", "worker-1", "--reason=r", "--dry-run").want(t, 0, "the lists have no room for 1 of them: they are recorded, and NOT refused until room appears (1 of 10000 places are free)")
-	run(t, a, "revoke", "worker-2", "--reason=r", "--dry-run").want(t, 0, "the lists have room: 1 of 10000 places are free")
-	objects = append(objects, listOf(revocation.PolicyCount+1, v1alpha1.RevokedCertificate{SHA256: sumOf(1), NotAfter: before(-time.Hour), NodeName: "n"}))
-	run(t, newAccess(t, objects...), "revocations").want(t, 0, "10000 of 10000 places used, 0 certificates suspended, 1 not in force")
+	run(t, a, "revoke", "worker-1", "worker-2", "--reason=r", "--dry-run").want(t, 0,
+		"the lists have no room for 1 of the nodes: their certificates are recorded, and NOT refused until room appears (1 of 10000 places are free)")
+	// two certificates of one node need one place
+	run(t, a, "revoke", "worker-1", "--reason=r", "--dry-run").want(t, 0, "the lists have room: 1 of 10000 places are free")
+	objects = append(objects, listOf(revocation.PolicyCount+1,
+		v1alpha1.RevokedCertificate{SHA256: sumOf(1), NotAfter: before(-time.Hour), NodeName: "n"},
+		v1alpha1.RevokedCertificate{SHA256: sumOf(2), NotAfter: before(-time.Hour), NodeName: "without-a-place"}))
+	run(t, newAccess(t, objects...), "revocations").want(t, 0, "9999 of 10000 places used, 0 certificates suspended, 1 not in force")
 }
 
 // suspends plays the controller's part.

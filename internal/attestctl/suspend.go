@@ -117,7 +117,7 @@ type suspensionPlan struct {
 	// records are those of the endorsement key, in all clusters of the namespace.
 	records []v1alpha1.NodeAttestation
 	// certificates has, by fingerprint, the ends of the certificates that have not expired. more is
-	// how many of them are on no list yet. end is the end of the last one.
+	// how many of their nodes are on no list with a policy yet. end is the end of the last one.
 	certificates map[string]time.Time
 	more         int
 	end          time.Time
@@ -195,13 +195,14 @@ func (i *invocation) fillSuspension(ctx context.Context, a *access, p *suspensio
 		return err
 	}
 	p.certificates = map[string]time.Time{}
-	add := func(sum string, end time.Time) {
+	unlisted := map[string]bool{}
+	add := func(node, sum string, end time.Time) {
 		if _, known := p.certificates[sum]; known || !i.now.Before(end) {
 			return
 		}
 		p.certificates[sum] = end
-		if _, listed := p.lists.entries[sum]; !listed {
-			p.more++
+		if !p.lists.refused[node] {
+			unlisted[node] = true
 		}
 		if p.end.Before(end) {
 			p.end = end
@@ -215,15 +216,16 @@ func (i *invocation) fillSuspension(ctx context.Context, a *access, p *suspensio
 		p.records, p.machine = append(p.records, *r), r.Spec.Machine.Name
 		for _, c := range r.Status.Certificates {
 			if !c.FormerEK {
-				add(c.SHA256, c.NotAfter.Time)
+				add(r.Spec.NodeName, c.SHA256, c.NotAfter.Time)
 			}
 		}
 	}
 	for sum, c := range p.lists.entries {
 		if c.EK == p.ek() {
-			add(sum, c.NotAfter.Time)
+			add(c.NodeName, sum, c.NotAfter.Time)
 		}
 	}
+	p.more = len(unlisted)
 	return nil
 }
 

@@ -503,10 +503,11 @@ func (e *Enforcer) writePolicy(ctx context.Context, name string, spec *admission
 // the plan.
 func (e *Enforcer) gauge(p plan, inForce bool) {
 	var count telemetry.RevokedCertificates
-	for number, list := range p.lists {
+	for _, list := range p.lists {
 		for _, c := range list.Certificates {
+			_, unenforced := slices.BinarySearch(p.unenforced, c.NodeName)
 			switch {
-			case number > PolicyCount || !inForce:
+			case unenforced || !inForce:
 				count.NotInForce++
 			case c.Suspended:
 				count.Suspended++
@@ -520,16 +521,12 @@ func (e *Enforcer) gauge(p plan, inForce bool) {
 
 // conclude sets the condition: whether each revoked certificate is refused.
 func (e *Enforcer) conclude(ctx context.Context, p plan, problems []string) {
-	beyond := false
-	for number, list := range p.lists {
-		beyond = beyond || number > PolicyCount && len(list.Certificates) > 0
-	}
 	switch {
 	case len(problems) > 0:
 		e.say(ctx, corev1.ConditionFalse, ReasonNotInForce, strings.Join(problems, "; "))
-	case beyond:
+	case len(p.unenforced) > 0:
 		e.say(ctx, corev1.ConditionFalse, ReasonListsFull,
-			"the policies are full, and more certificates are revoked: they are refused when there is room")
+			"the policies are full, and do not refuse revoked certificates of these nodes until there is room: "+text.Names(p.unenforced))
 	default:
 		e.say(ctx, corev1.ConditionTrue, ReasonInForce, "the writes of each revoked certificate are refused")
 	}

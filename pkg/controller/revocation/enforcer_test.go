@@ -107,8 +107,8 @@ func (w *world) InSync() bool { return true }
 // bookmarks.
 func (*world) IsWatchListSemanticsUnSupported() bool { return true }
 
-// starts runs an enforcer until the test ends.
-func (w *world) starts(t *testing.T) *Enforcer {
+// enforcer returns an enforcer that does not run.
+func (w *world) enforcer(t *testing.T) *Enforcer {
 	t.Helper()
 	e, err := New(Config{
 		Cluster: "c", Namespace: namespace, SlicePrefix: "revoked", Signers: signers, Objects: w, Joined: w, Records: w, StatusNamespace: namespace,
@@ -123,6 +123,13 @@ func (w *world) starts(t *testing.T) *Enforcer {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return e
+}
+
+// starts runs an enforcer until the test ends.
+func (w *world) starts(t *testing.T) *Enforcer {
+	t.Helper()
+	e := w.enforcer(t)
 	ctx, stop := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() { e.Run(ctx) })
@@ -221,6 +228,20 @@ func TestListsThatCannotBeWritten(t *testing.T) {
 	w.reports(t, ReasonInForce)
 	if !strings.Contains(w.policy(t), "system:node:a") {
 		t.Error("it is not made up for")
+	}
+}
+
+// The report that policies are full says which nodes are not enforced.
+func TestFullPoliciesNameNodes(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	p := plan{}
+	for i := range 23 {
+		p.unenforced = append(p.unenforced, fmt.Sprintf("worker-%02d", i))
+	}
+	w.enforcer(t).conclude(t.Context(), p, nil)
+	if event := <-w.events.Events; !strings.Contains(event, ReasonListsFull) || !strings.Contains(event, "23: worker-00, worker-01") || !strings.Contains(event, "worker-19 and 3 more") {
+		t.Error(event)
 	}
 }
 

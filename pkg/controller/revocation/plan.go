@@ -55,6 +55,9 @@ type plan struct {
 	// reportsNeeded are the nodes whose report can decide now. The caller reads the reports, and
 	// plans again.
 	reportsNeeded []string
+	// unenforced are the names of nodes with a revoked certificate that are on no list with a
+	// policy, for lack of room.
+	unenforced []string
 	// active says that the next round must come soon, without an event.
 	active bool
 }
@@ -82,9 +85,9 @@ type planner struct {
 	input
 	plan
 	// entries has the certificates that must be on a list. numbers has the list of each certificate
-	// that is on one already.
-	entries map[string]v1alpha1.RevokedCertificate
-	numbers map[string]int32
+	// that is on one already. places has, by node, the first list with a policy that names it.
+	entries         map[string]v1alpha1.RevokedCertificate
+	numbers, places map[string]int32
 	// suspended has the suspensions, by endorsement key.
 	suspended map[string]*v1alpha1.NodeSuspension
 	// unrecorded has, by node, the current certificates on the lists that no record has: somebody
@@ -98,7 +101,7 @@ func newPlan(in input) plan {
 	p := &planner{
 		input:   in,
 		plan:    plan{lists: map[int32]v1alpha1.RevocationSliceSpec{}, marks: map[string]mark{}, statuses: map[string]revocationStatus{}},
-		entries: map[string]v1alpha1.RevokedCertificate{}, numbers: map[string]int32{},
+		entries: map[string]v1alpha1.RevokedCertificate{}, numbers: map[string]int32{}, places: map[string]int32{},
 		suspended: map[string]*v1alpha1.NodeSuspension{}, unrecorded: map[string][]v1alpha1.IssuedCertificate{},
 		eks: map[string]string{},
 	}
@@ -131,6 +134,9 @@ func (p *planner) keep() {
 	for _, list := range p.existing {
 		p.lists[list.Spec.Number] = v1alpha1.RevocationSliceSpec{}
 		for _, c := range list.Spec.Certificates {
+			if number := list.Spec.Number; number <= PolicyCount && p.places[c.NodeName] == 0 {
+				p.places[c.NodeName] = number
+			}
 			if _, ok := p.entries[c.SHA256]; ok || p.now.After(c.NotAfter.Add(pruneDelay)) {
 				continue
 			}
@@ -403,49 +409,92 @@ func (p *planner) nameSuspended() {
 		delete(names, name)
 	}
 	p.suspendedNodes = slices.Sorted(maps.Keys(names))
+	// One certificate of the node has its place on the lists with a policy, so each must say it.
+	suspended := map[string]bool{}
+	for _, c := range p.entries {
+		suspended[c.NodeName] = suspended[c.NodeName] || c.Suspended && names[c.NodeName]
+	}
 	for sum, c := range p.entries {
-		c.NodeSuspended = c.Suspended && names[c.NodeName]
+		c.NodeSuspended = suspended[c.NodeName]
 		p.entries[sum] = c
 	}
 }
 
-// fill distributes the certificates over the lists. A certificate that is on a list stays there. If
-// that list has no policy, the certificate moves to a list with a policy once there is room.
+// fill distributes the certificates over the lists. A policy refuses all certificates of a node
+// that are not current, so each node gets one place on the lists with a policy. The node's further
+// certificates are on lists without a policy. Otherwise a few nodes with many certificates could
+// take all places. A certificate that is on a list stays there, and a node keeps its place until
+// its last revoked certificate has ended.
 func (p *planner) fill() {
 	type content struct{ certificates, names int }
 	used := map[int32]content{}
-	// A node with several certificates counts several times, although the policy names it once.
 	nameLength := func(c v1alpha1.RevokedCertificate) int { return len("'',") + len(userPrefix) + len(c.NodeName) }
-	adjust := func(number int32, c v1alpha1.RevokedCertificate, by int) {
+	put := func(number int32, sum string) {
 		u := used[number]
-		used[number] = content{u.certificates + by, u.names + by*nameLength(c)}
+		used[number] = content{u.certificates + 1, u.names + nameLength(p.entries[sum])}
+		p.numbers[sum] = number
 	}
-	for sum, number := range p.numbers {
-		adjust(number, p.entries[sum], 1)
-	}
-	firstWithRoom := func(c v1alpha1.RevokedCertificate) int32 {
-		number := int32(1)
+	firstWithRoom := func(number int32, c v1alpha1.RevokedCertificate) int32 {
 		for used[number].certificates >= SliceCapacity || used[number].names+nameLength(c) > maxNames {
 			number++
 		}
 		return number
 	}
-	for _, sum := range slices.Sorted(maps.Keys(p.entries)) {
-		c, number := p.entries[sum], p.numbers[sum]
-		if to := firstWithRoom(c); number == 0 || number > PolicyCount && to <= PolicyCount {
-			if number > 0 {
-				adjust(number, c, -1)
-			}
-			adjust(to, c, 1)
-			number = to
+	hasPolicy := func(sum string) bool { return p.numbers[sum] > 0 && p.numbers[sum] <= PolicyCount }
+	sums := slices.Sorted(maps.Keys(p.entries))
+	// first has, by node, the certificate for the node's place: the one that has it, else the one
+	// that ends last.
+	first := map[string]string{}
+	for _, sum := range sums {
+		c := p.entries[sum]
+		before, known := first[c.NodeName]
+		if !known || !hasPolicy(before) && (hasPolicy(sum) || c.NotAfter.After(p.entries[before].NotAfter.Time)) {
+			first[c.NodeName] = sum
 		}
-		list := p.lists[number]
-		list.Certificates = append(list.Certificates, c)
-		p.lists[number] = list
+	}
+	var unplaced, further []string
+	for _, sum := range sums {
+		node := p.entries[sum].NodeName
+		switch {
+		case hasPolicy(sum):
+			put(p.numbers[sum], sum)
+		case first[node] == sum && p.places[node] > 0: // the certificate that had the place has ended
+			put(p.places[node], sum)
+		case first[node] == sum:
+			unplaced = append(unplaced, sum)
+		case p.numbers[sum] > 0:
+			put(p.numbers[sum], sum)
+		default:
+			further = append(further, sum)
+		}
+	}
+	for _, sum := range unplaced {
+		number := firstWithRoom(1, p.entries[sum])
+		if number > PolicyCount {
+			p.unenforced = append(p.unenforced, p.entries[sum].NodeName)
+			number = cmp.Or(p.numbers[sum], number)
+		}
+		put(number, sum)
+	}
+	for _, sum := range further {
+		put(firstWithRoom(PolicyCount+1, p.entries[sum]), sum)
+	}
+	slices.Sort(p.unenforced)
+	for _, sum := range sums {
+		list := p.lists[p.numbers[sum]]
+		list.Certificates = append(list.Certificates, p.entries[sum])
+		p.lists[p.numbers[sum]] = list
 	}
 	current := p.currentByNode()
 	for number, list := range p.lists {
-		list.Current = currentOf(list.Certificates, current)
+		named := list.Certificates
+		if number > PolicyCount { // the list of a node's place has its current certificates
+			named = slices.DeleteFunc(slices.Clone(named), func(c v1alpha1.RevokedCertificate) bool {
+				_, unenforced := slices.BinarySearch(p.unenforced, c.NodeName)
+				return !unenforced
+			})
+		}
+		list.Current = currentOf(named, current)
 		p.lists[number] = list
 	}
 }

@@ -481,3 +481,84 @@ func TestCurrentCertificateOfTwoRecords(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 }
+
+// enforcedOn returns the number of the first list with a policy that names a node, 0 if there is
+// none.
+func (p plan) enforcedOn(node string) int32 {
+	for number := int32(1); number <= PolicyCount; number++ {
+		if slices.ContainsFunc(p.lists[number].Certificates, func(c v1alpha1.RevokedCertificate) bool { return c.NodeName == node }) {
+			return number
+		}
+	}
+	return 0
+}
+
+// A policy refuses each certificate of a node that is not current, so one entry enforces the node.
+// Nodes with many revoked certificates leave room for all others, before and after these.
+func TestManyCertificatesOfFewNodes(t *testing.T) {
+	t.Parallel()
+	flood := func(prefix string) (hostile []v1alpha1.NodeAttestation) {
+		for i := range 157 {
+			r := record(fmt.Sprintf("%s%03d", prefix, i))
+			for k := range 64 {
+				c := issued(fmt.Sprintf("%s%03d-%02d", prefix, i, k), time.Hour)
+				c.NotAfter = metav1.NewTime(noon.Add(90*24*time.Hour + time.Duration(k)*time.Second))
+				r.Status.Certificates = append(r.Status.Certificates, c)
+			}
+			hostile = append(hostile, r)
+		}
+		return hostile
+	}
+	in := input{now: noon.Add(time.Second), records: flood("a"), revocations: []v1alpha1.NodeRevocation{revocation(v1alpha1.RevokeImmediately)}}
+	in.existing = newPlan(in).listed()
+	in.records = append(in.records, record("honest", issued("leaked", time.Hour)))
+	p := newPlan(in)
+	was := p.enforcedOn("honest")
+	if was == 0 || len(p.unenforced) > 0 {
+		t.Fatalf("no policy refuses the honest node's key; not enforced: %d nodes", len(p.unenforced))
+	}
+	in.existing = p.listed()
+	in.records = append(in.records, flood("b")...)
+	p = newPlan(in)
+	if got := p.enforcedOn("honest"); got != was {
+		t.Errorf("later nodes move the honest node from list %d to %d", was, got)
+	}
+	for _, r := range in.records {
+		if p.enforcedOn(r.Spec.NodeName) == 0 {
+			t.Fatalf("no policy refuses node %s", r.Spec.NodeName)
+		}
+	}
+	if got, want := len(p.revoked()), 2*157*64+1; got != want {
+		t.Errorf("%d certificates are on lists, want %d", got, want)
+	}
+	// a restart reads the same lists, and changes none
+	in.existing = p.listed()
+	for number, list := range newPlan(in).lists {
+		if !slices.Equal(list.Certificates, p.lists[number].Certificates) {
+			t.Errorf("list %d changes without a cause", number)
+		}
+	}
+}
+
+// A node keeps its place when its entry ends and another certificate of it is still revoked.
+func TestNodeKeepsItsPlace(t *testing.T) {
+	t.Parallel()
+	short, long := issued("one", time.Hour), issued("two", time.Hour)
+	long.NotAfter = metav1.NewTime(noon.Add(24 * time.Hour))
+	a := record("a", short)
+	in := input{now: noon.Add(time.Second), records: []v1alpha1.NodeAttestation{a}, revocations: []v1alpha1.NodeRevocation{revocation(v1alpha1.RevokeImmediately)}}
+	in.existing = newPlan(in).listed()
+	in.records[0].Status.Certificates = append(in.records[0].Status.Certificates, long)
+	for i := range PolicyCount*SliceCapacity + 1 {
+		in.records = append(in.records, record(fmt.Sprintf("n%05d", i), issued(fmt.Sprintf("c%05d", i), time.Hour)))
+		in.records[i+1].Status.Certificates[0].NotAfter = long.NotAfter
+	}
+	p := newPlan(in)
+	if got := p.unenforced; len(got) != 2 || slices.Contains(got, "a") {
+		t.Fatalf("not enforced: %q", got)
+	}
+	in.existing, in.now = p.listed(), noon.Add(time.Hour+pruneDelay+time.Second)
+	if p = newPlan(in); p.enforcedOn("a") != 1 || len(p.unenforced) != 2 {
+		t.Errorf("on list %d; not enforced: %q", p.enforcedOn("a"), p.unenforced)
+	}
+}

@@ -95,9 +95,10 @@ type Limits struct {
 	Backdate time.Duration
 }
 
-// DefaultLimits returns the limits that apply if the operator sets none.
+// DefaultLimits returns the limits that apply if the operator sets none. Max is 30 days, since a
+// revoked certificate takes its place in the policies until it ends.
 func DefaultLimits() Limits {
-	return Limits{Default: 168 * time.Hour, Min: minLifetime, Max: maxLifetime, Backdate: 5 * time.Minute}
+	return Limits{Default: 168 * time.Hour, Min: minLifetime, Max: 720 * time.Hour, Backdate: 5 * time.Minute}
 }
 
 // Check returns an error unless 10m <= Min <= Default <= Max <= 2160h and 0 <= Backdate <= 1h.

@@ -206,8 +206,8 @@ type RevokedCertificates struct {
 	// Revoked certificates are refused for each write except a request for a new certificate.
 	// Suspended certificates are refused for that, too.
 	Revoked, Suspended int
-	// NotInForce counts the certificates for which there is no room or no policy. They are not
-	// refused.
+	// NotInForce counts the certificates of nodes for which there is no room or no policy. They are
+	// not refused.
 	NotInForce int
 }
 

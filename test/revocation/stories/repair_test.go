@@ -4,6 +4,7 @@ package stories
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -12,11 +13,13 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/records"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/revocation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 )
@@ -149,6 +152,7 @@ func asController(t *testing.T) client.Client {
 	if err != nil {
 		t.Fatal(err)
 	}
+	config.QPS = -1
 	api, err := client.New(config, client.Options{Scheme: shared.scheme})
 	if err != nil {
 		t.Fatal(err)
@@ -156,7 +160,9 @@ func asController(t *testing.T) client.Client {
 	return api
 }
 
-// 5,000 certificates are revoked. One more is refused as fast as the first.
+// The policies have 5,000 revoked certificates, and root on 157 nodes got 64 certificates for each,
+// which are revoked, too. The key of one more node is refused as fast as the first: a node takes
+// one place in the policies.
 func TestFiveThousandRevoked(t *testing.T) {
 	c := started(t, nil)
 	nodes := newNodes(t, "many", 2)
@@ -182,16 +188,34 @@ func TestFiveThousandRevoked(t *testing.T) {
 		if err := api.Create(t.Context(), list); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() {
-			if err := client.IgnoreNotFound(shared.client.Delete(context.WithoutCancel(t.Context()), list)); err != nil {
-				t.Error(err)
-			}
-		})
+	}
+	hostile := client.MatchingLabels{"test": "hostile"}
+	t.Cleanup(func() { // the slices would keep the certificates until they end
+		in, ctx := client.InNamespace(controllerprocess.Namespace), context.WithoutCancel(t.Context())
+		if err := errors.Join(shared.client.DeleteAllOf(ctx, &v1alpha1.NodeAttestation{}, in, hostile), shared.client.DeleteAllOf(ctx, &v1alpha1.RevocationSlice{}, in)); err != nil {
+			t.Error(err)
+		}
+	})
+	for i := range 157 {
+		name := fmt.Sprintf("hostile-%03d", i)
+		record := &v1alpha1.NodeAttestation{ObjectMeta: metav1.ObjectMeta{Namespace: controllerprocess.Namespace, Name: name, Labels: hostile}}
+		record.Spec = v1alpha1.NodeAttestationSpec{
+			Cluster: controllerprocess.ClusterUID, Provider: "tpm", NodeName: name, Machine: v1alpha1.MachineReference{Source: records.SourceInventory, Name: name},
+		}
+		for k := range records.MaxCertificates {
+			serial := fmt.Sprint(100_000 + i*records.MaxCertificates + k)
+			record.Status.Certificates = append(record.Status.Certificates, v1alpha1.IssuedCertificate{
+				SHA256: fmt.Sprintf("%064s", serial), NotAfter: end, RequestUID: types.UID(serial), Revoked: true, Noted: true,
+			})
+		}
+		if err := api.Create(t.Context(), record); err != nil {
+			t.Fatal(err)
+		}
 	}
 	start(t, c)
-	eventually(t, "five policies are full", func() bool {
+	eventually(t, "all are revoked", func() bool {
 		metrics, err := c.Metrics(t.Context())
-		return err == nil && strings.Contains(metrics, `node_attestation_revoked_certificates{cluster="`+controllerprocess.ClusterUID+`",state="revoked"} 500`)
+		return err == nil && strings.Contains(metrics, `node_attestation_revoked_certificates{cluster="`+controllerprocess.ClusterUID+`",state="revoked"} 1504`)
 	})
 	stolen := nodes[0].credential()
 	stolen.MustWrite(t)

@@ -229,8 +229,8 @@ type RevocationSliceSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a slice never moves to another cluster"
 	Cluster string `json:"cluster"`
 	// Number is the number of the slice, from 1. The policy of that number enforces it. A slice
-	// with a number greater than the number of policies is not in force. It keeps the certificates
-	// for which the others have no room. Immutable.
+	// with a number greater than the number of policies has no policy. It keeps further
+	// certificates of nodes in other slices, and of nodes for which these have no room. Immutable.
 	//
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1000
