@@ -43,8 +43,9 @@ const (
 	// MaxDocument bounds the hello and the proof, in bytes. That much fits into MaxRequestSize
 	// after base64 is applied twice.
 	MaxDocument = 88 << 10
-	// MaxCertificates and MaxCertificate bound the EK's chain, and each certificate in bytes.
-	MaxCertificates = 6
+	// MaxCertificates and MaxCertificate bound the EK's chain, and each certificate in bytes:
+	// as many of the largest certificates as fit into a document. Chains of chips have up to five.
+	MaxCertificates = 7
 	MaxCertificate  = 8 << 10
 	// MaxPublic bounds a TPMT_PUBLIC in bytes; that of an RSA-4096 key has some 560.
 	MaxPublic = 1 << 10

@@ -859,7 +859,7 @@ def refused(hello_fields, challenge_fields, proof_fields):
     vary("hello", "ekPublic: empty", "ekPublic", ekPublic=b"")
     vary("hello", "ekPublic: 1025 bytes", "ekPublic", ekPublic=bytes(1025))
     vary("hello", "akPublic: 1025 bytes", "akPublic", akPublic=bytes(1025))
-    vary("hello", "ekCertificates: seven", "ekCertificates", ekCertificates=[b"\x30\x00"] * 7)
+    vary("hello", "ekCertificates: eight", "ekCertificates", ekCertificates=[b"\x30\x00"] * 8)
     vary("hello", "ekCertificates: an empty one", "ekCertificates", ekCertificates=[b"\x30\x00", b""])
     for name, field, new in (
         ("empty array", "", "[]"),

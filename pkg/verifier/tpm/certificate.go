@@ -61,7 +61,7 @@ func (v *Verifier) judgeCertificates(ek *candidateEK, list [][]byte, at time.Tim
 		problems.Add(reasonEKCertMalformed, "EK: the certificate %v", err)
 		return nil, problems
 	}
-	leaf := *parsed
+	leaf := *withFoldedNames(parsed)
 	issuers := usableIssuers(list[1:])
 	if certified, err := template.CertifiedKey(&leaf); err != nil || !sameKey(certified, ek.key) {
 		problems.Add(reasonEKCertMismatch, "EK: the certificate is another key's")
@@ -100,13 +100,17 @@ func (v *Verifier) judgeCertificates(ek *candidateEK, list [][]byte, at time.Tim
 // usableIssuers returns the usable issuer certificates in a hello. It skips data that is not X.509:
 // some manufacturers add such data, and it cannot lead to a root.
 //
-// It uses each name and each key once. Otherwise a node could send several CAs of one name, which
-// crypto/x509 would try in every order.
+// It uses each folded name and each key once. Otherwise a node could send several CAs of one name,
+// which crypto/x509 would try in every order.
 func usableIssuers(list [][]byte) []*x509.Certificate {
 	var issuers []*x509.Certificate
 	for _, der := range list {
-		issuer, err := parseCertificate(der)
-		if err == nil && !isSlow(issuer) && !slices.ContainsFunc(issuers, func(other *x509.Certificate) bool {
+		parsed, err := parseCertificate(der)
+		if err != nil || isSlow(parsed) {
+			continue
+		}
+		issuer := withFoldedNames(parsed)
+		if !slices.ContainsFunc(issuers, func(other *x509.Certificate) bool {
 			return bytes.Equal(other.RawSubject, issuer.RawSubject) || bytes.Equal(other.RawSubjectPublicKeyInfo, issuer.RawSubjectPublicKeyInfo)
 		}) {
 			issuers = append(issuers, issuer)

@@ -131,7 +131,7 @@ type Verifier struct {
 	// is accepted because of them.
 	timelessRoots, timelessIntermediates *x509.CertPool
 	// The same CAs as lists, since a pool cannot be read. They only explain why a chain is refused.
-	// No chain is accepted because of them.
+	// No chain is accepted because of them. All these CAs have folded names.
 	rootList, intermediateList []*x509.Certificate
 	hasRoots, namedEKs         bool
 	allowed, denied            map[Fingerprint]bool
@@ -152,7 +152,6 @@ func New(c Config) (*Verifier, error) {
 	v := &Verifier{
 		roots: x509.NewCertPool(), intermediates: x509.NewCertPool(),
 		timelessRoots: x509.NewCertPool(), timelessIntermediates: x509.NewCertPool(),
-		rootList: slices.Clone(c.Roots), intermediateList: slices.Clone(c.Intermediates),
 		hasRoots: len(c.Roots) > 0, namedEKs: c.NamedEKs,
 		allowed: set(c.AllowedEKs), denied: set(c.DeniedEKs),
 		chainTime: c.ChainTime, eventLog: c.EventLog, clusterUID: c.ClusterUID, lifetime: c.ChallengeLifetime,
@@ -191,20 +190,24 @@ func (v *Verifier) setTrust(c Config) error {
 	if v.allowed[Fingerprint{}] || v.denied[Fingerprint{}] {
 		return errors.New("AllowedEKs, DeniedEKs: an empty fingerprint")
 	}
-	add := func(field string, list []*x509.Certificate, pool, timeless *x509.CertPool) error {
+	add := func(field string, list []*x509.Certificate, pool, timeless *x509.CertPool) (folded []*x509.Certificate, err error) {
 		for i, ca := range list {
 			if ca == nil || !ca.BasicConstraintsValid || !ca.IsCA || len(ca.Raw) == 0 {
-				return fmt.Errorf("%s[%d]: not a CA's certificate", field, i)
+				return nil, fmt.Errorf("%s[%d]: not a CA's certificate", field, i)
 			}
+			ca = withFoldedNames(ca)
 			pool.AddCert(ca)
 			timeless.AddCert(withoutDates(ca))
+			folded = append(folded, ca)
 		}
-		return nil
+		return folded, nil
 	}
-	if err := add("Roots", c.Roots, v.roots, v.timelessRoots); err != nil {
+	var err error
+	if v.rootList, err = add("Roots", c.Roots, v.roots, v.timelessRoots); err != nil {
 		return err
 	}
-	return add("Intermediates", c.Intermediates, v.intermediates, v.timelessIntermediates)
+	v.intermediateList, err = add("Intermediates", c.Intermediates, v.intermediates, v.timelessIntermediates)
+	return err
 }
 
 // setMeasurements sets the measurements that the TPM must report.
