@@ -8,11 +8,18 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/yaml"
 )
 
@@ -207,5 +214,45 @@ func TestServiceMonitorFindsTheController(t *testing.T) {
 	if service.Metadata.Labels[name] != matched[name] || monitor.Metadata.Namespace != service.Metadata.Namespace ||
 		len(monitor.Spec.Endpoints) != 1 || monitor.Spec.Endpoints[0].Port != service.Spec.Ports[0].Name {
 		t.Errorf("%+v does not select %+v", monitor, service)
+	}
+}
+
+// The end points ask for no credential. So only pods of labelled namespaces reach the metrics, and
+// no pod reaches the probes.
+func TestOnlyMonitoringReachesTheController(t *testing.T) {
+	var pods map[string]string
+	ports := map[string]int32{}
+	var policy *networkingv1.NetworkPolicy
+	for document := range strings.SplitSeq(read(t, filepath.Join(root, "packaging/kubernetes/deployment.yaml")), "\n---\n") {
+		switch {
+		case strings.Contains(document, "\nkind: Deployment\n"):
+			var deployment appsv1.Deployment
+			if err := yaml.UnmarshalStrict([]byte(document), &deployment); err != nil {
+				t.Fatal(err)
+			}
+			pods = deployment.Spec.Template.Labels
+			for _, port := range deployment.Spec.Template.Spec.Containers[0].Ports {
+				ports[port.Name] = port.ContainerPort
+			}
+		case strings.Contains(document, "\nkind: NetworkPolicy\n"):
+			policy = &networkingv1.NetworkPolicy{}
+			if err := yaml.UnmarshalStrict([]byte(document), policy); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if policy == nil || ports["metrics"] == 0 || ports["health"] == 0 {
+		t.Fatalf("%v, %v", policy, ports)
+	}
+	selector, err := metav1.LabelSelectorAsSelector(&policy.Spec.PodSelector)
+	if err != nil || !selector.Matches(labels.Set(pods)) || !slices.Contains(policy.Spec.PolicyTypes, networkingv1.PolicyTypeIngress) {
+		t.Fatalf("%+v does not limit what reaches pods with %v: %v", policy.Spec, pods, err)
+	}
+	want := []networkingv1.NetworkPolicyIngressRule{{
+		From:  []networkingv1.NetworkPolicyPeer{{NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"attestation.cluster.x-k8s.io/scrape": "true"}}}},
+		Ports: []networkingv1.NetworkPolicyPort{{Protocol: new(corev1.ProtocolTCP), Port: new(intstr.FromInt32(ports["metrics"]))}},
+	}}
+	if !reflect.DeepEqual(policy.Spec.Ingress, want) {
+		t.Errorf("ingress: %+v", policy.Spec.Ingress)
 	}
 }

@@ -32,7 +32,7 @@ var waitingTexts = map[Reason]string{ //nolint:gosec // G101: prose about tokens
 	ReasonEKChangePending:   "a source names another endorsement key than the machine's record: the change takes some seconds. If the request keeps waiting, the Event EKChangeHeld on the Node names the annotation that accepts it",
 	ReasonRateLimited:       "there are too many requests at present: this request continues by itself when the load falls. If it keeps waiting, see in \"kubectl get csr\" who files so many",
 	ReasonRequestPending:    "another request of this machine has no certificate yet: this request continues by itself after the other one. If it keeps waiting, see in \"kubectl get csr\" what the other one waits for",
-	ReasonSignerUnavailable: "the controller has no CA that it can sign with at present: /readyz?verbose of the controller says why. The request continues by itself once there is one",
+	ReasonSignerUnavailable: "the controller has no CA that it can sign with at present: the controller's log and the condition NodeAttestationSourcesUsable of its namespace say why. The request continues by itself once there is one",
 
 	ReasonAddressUnknown: "nothing says yet which addresses the machine has: add them to the inventory, or wait for the Machine's status.addresses",
 }

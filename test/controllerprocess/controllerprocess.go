@@ -219,7 +219,7 @@ func (c *Controller) Ready(ctx context.Context) error {
 		if !c.running() {
 			return errors.Join(errors.New("the controller is not running"), c.failure())
 		}
-		_, err := get(ctx, c.ReadyURL()+"?verbose")
+		_, err := get(ctx, c.ReadyURL())
 		if err == nil {
 			return nil
 		}

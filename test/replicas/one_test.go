@@ -3,12 +3,14 @@
 package replicas
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -34,19 +36,12 @@ func TestOneReplica(t *testing.T) {
 	harness.Eventually(t, harness.Soon, "it is healthy", func() bool { code, _ := r.probe(t, "/healthz"); return code == http.StatusOK })
 	lacks := func(missing ...string) {
 		t.Helper()
-		var code int
-		var body string
 		harness.Eventually(t, harness.Soon, "not ready, for want of "+strings.Join(missing, ", "), func() bool {
-			code, body = r.probe(t, "/readyz?verbose")
-			if (code == http.StatusOK) != (len(missing) == 0) || strings.Count(body, "[-]") != len(missing) {
-				return false
+			code, body := r.probe(t, "/readyz")
+			if code == http.StatusOK {
+				return len(missing) == 0 && body == "ok"
 			}
-			for _, name := range missing {
-				if !strings.Contains(body, "[-]"+name+" failed") {
-					return false
-				}
-			}
-			return strings.Contains(body, "[+]cache ok")
+			return body == "not ready\n" && slices.Equal(r.blocking(t), missing)
 		})
 	}
 	secrets := shared.Client().CoreV1().Secrets(controllerprocess.Namespace)
@@ -175,6 +170,18 @@ func (r *replica) stops(t *testing.T) {
 	if took > 5*time.Second {
 		t.Error("that is too long")
 	}
+}
+
+// blocking are the checks that end readiness, by the log's newest entry about them.
+func (r *replica) blocking(t *testing.T) []string {
+	t.Helper()
+	log, err := os.ReadFile(r.LogFile())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, names, _ := strings.Cut(string(log[max(0, bytes.LastIndex(log, []byte(`"readiness" `))):]), ` blocking=["`)
+	names, _, _ = strings.Cut(names, `"]`)
+	return strings.Split(names, `","`)
 }
 
 // probe is a probe of a kubelet's.

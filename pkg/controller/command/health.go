@@ -8,18 +8,20 @@ import (
 	"net"
 	"net/http"
 	"slices"
-	"strings"
-	"sync/atomic"
+	"sync"
 	"time"
 
+	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 )
 
 const (
-	// checkTimeout bounds a check. Probes wait a second.
+	// checkTimeout bounds one run of the checks. Probes wait a second.
 	checkTimeout = 800 * time.Millisecond
+	// readinessAge is how long all callers of /readyz share one result.
+	readinessAge = 3 * time.Second
 	// maxReason bounds the text about a failed check, in bytes.
 	maxReason = 400
 	// clientTimeout bounds the time of a client to send a request, to read the answer, and to send
@@ -33,7 +35,7 @@ type check struct {
 	run  func(context.Context) error
 	kind checkKind
 	// passed says that the check has passed once.
-	passed *atomic.Bool
+	passed bool
 }
 
 // checkKind says how a failed check affects readiness.
@@ -46,67 +48,78 @@ const (
 	// replica that never had its inputs, and a replica that decides by last known good inputs stays
 	// ready.
 	once
-	// never: the failure is only reported.
-	never
 )
 
 // newCheck returns a check.
 func newCheck(name string, kind checkKind, run func(context.Context) error) check {
-	return check{name, run, kind, &atomic.Bool{}}
+	return check{name: name, kind: kind, run: run}
 }
 
-// result returns a line about the check, whether the check passed, and whether the replica may be
-// ready.
-func (c check) result(ctx context.Context) (line string, passed, ready bool) {
-	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
-	defer cancel()
-	err := c.run(ctx)
-	if err == nil {
-		c.passed.Store(true)
-		return "[+]" + c.name + " ok", true, true
-	}
-	why := text.Line(err.Error(), maxReason)
-	if c.kind == never || c.kind == once && c.passed.Load() {
-		return "[!]" + c.name + " failed, which does not end readiness: " + why, false, true
-	}
-	return "[-]" + c.name + " failed: " + why, false, false
-}
-
-// readyz answers /readyz as Kubernetes' components do: "ok" if all checks passed and the query has
-// no "verbose". It adds the reason of each failed check. The query "exclude" leaves a check out.
+// readyz answers /readyz with "ok" and the status 200, or with "not ready" and 500. The kubelet
+// needs only the status. The log has the reasons.
 //
-// Everybody who reaches the port can read the answer. Errors of sources quote no secret.
-type readyz []check
+// Anyone who reaches the port may ask, without a credential. So no request causes work: the checks
+// run at most once in readinessAge for all callers, whatever a request says and when it ends.
+type readyz struct {
+	log klog.Logger
 
-func (checks readyz) ServeHTTP(answer http.ResponseWriter, request *http.Request) {
-	query := request.URL.Query()
-	var lines []string
-	passed, ready := true, true
-	for _, c := range checks {
-		if slices.Contains(query["exclude"], c.name) {
-			lines = append(lines, "[+]"+c.name+" excluded: ok")
+	mu      sync.Mutex
+	checks  []check
+	checked time.Time
+	// blocking are the names of the checks that ended readiness in the last run.
+	blocking []string
+}
+
+// newReadyz returns the handler of /readyz.
+func newReadyz(log klog.Logger, checks ...check) *readyz {
+	return &readyz{log: log, checks: checks}
+}
+
+func (r *readyz) ServeHTTP(answer http.ResponseWriter, _ *http.Request) {
+	if !r.ready() {
+		http.Error(answer, "not ready", http.StatusInternalServerError)
+		return
+	}
+	_, _ = fmt.Fprint(answer, "ok") // fails only if the client has gone
+}
+
+// ready returns the last result, or runs the checks if that result is too old. It logs a result
+// whose blocking checks differ from the last one's.
+func (r *readyz) ready() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	first := r.checked.IsZero()
+	if !first && time.Since(r.checked) < readinessAge {
+		return len(r.blocking) == 0
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), checkTimeout) // the result is not only this caller's
+	defer cancel()
+	failures := make([]error, len(r.checks))
+	var running sync.WaitGroup
+	for i, c := range r.checks {
+		running.Go(func() { failures[i] = c.run(ctx) })
+	}
+	running.Wait()
+	r.checked = time.Now()
+	var blocking, reasons []string
+	for i := range r.checks {
+		c := &r.checks[i]
+		c.passed = c.passed || failures[i] == nil
+		if failures[i] == nil || c.kind == once && c.passed {
 			continue
 		}
-		line, ok, may := c.result(request.Context())
-		lines = append(lines, line)
-		passed, ready = passed && ok, ready && may
+		blocking = append(blocking, c.name)
+		reasons = append(reasons, c.name+": "+text.Line(failures[i].Error(), maxReason))
 	}
-	answer.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	answer.Header().Set("X-Content-Type-Options", "nosniff")
-	switch verbose := query.Has("verbose"); {
-	case !ready:
-		answer.WriteHeader(http.StatusInternalServerError)
-		lines = append(lines, "readyz check failed\n")
-	case passed && !verbose:
-		lines = []string{"ok"}
-	default:
-		lines = append(lines, "readyz check passed\n")
+	if first || !slices.Equal(blocking, r.blocking) {
+		r.log.Info("readiness", "ready", len(blocking) == 0, "blocking", blocking, "reasons", reasons)
 	}
-	_, _ = fmt.Fprint(answer, strings.Join(lines, "\n")) // fails only if the client has gone
+	r.blocking = blocking
+	return len(blocking) == 0
 }
 
 // addHealthServer adds the server of /healthz and /readyz to a manager. controller-runtime's own
-// server does not show the reasons.
+// server runs the checks for each request, and logs no reasons.
 func addHealthServer(m manager.Manager, address string, checks ...check) error {
 	if address == "0" {
 		return nil
@@ -115,12 +128,8 @@ func addHealthServer(m manager.Manager, address string, checks ...check) error {
 	if err != nil {
 		return fmt.Errorf("healthBindAddress: %w", err)
 	}
-	slices.SortFunc(checks, func(a, b check) int { return strings.Compare(a.name, b.name) })
 	mux := http.NewServeMux()
-	mux.Handle("/readyz", readyz(checks))
-	for _, c := range checks {
-		mux.Handle("/readyz/"+c.name, readyz{c})
-	}
+	mux.Handle("/readyz", newReadyz(m.GetLogger(), checks...))
 	mux.HandleFunc("/healthz", func(answer http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprint(answer, "ok") })
 	return m.Add(&manager.Server{
 		Name: "health probe", Listener: listener, ShutdownTimeout: new(time.Second),

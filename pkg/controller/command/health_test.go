@@ -4,58 +4,102 @@ package command
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
+	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	"k8s.io/klog/v2"
 )
 
-// Each failed check has its reason, and ends readiness by its kind: a source that has been usable
-// once does not.
-func TestReadyz(t *testing.T) {
-	var cache, ca, trust error
-	checks := readyz{
-		newCheck("ca", once, func(context.Context) error { return ca }),
-		newCheck("cache", always, func(context.Context) error { return cache }),
-		newCheck("sources", never, func(context.Context) error { return trust }),
-	}
-	asks := func(query string, code int, want string) {
-		t.Helper()
-		answer := httptest.NewRecorder()
-		checks.ServeHTTP(answer, httptest.NewRequest("GET", "/readyz"+query, nil))
-		if answer.Code != code || answer.Body.String() != want {
-			t.Errorf("%s: %d, %q", query, answer.Code, answer.Body)
+// A stranger who reaches the port gets no detail, and causes no work: all callers share one run of
+// the checks, whatever they ask for and however early they leave.
+func TestReadyzDoesNoWorkForStrangers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		runs := 0
+		ready := newReadyz(klog.Background(), newCheck("ca", once, func(ctx context.Context) error {
+			runs++
+			return cmp.Or(ctx.Err(), errors.New("secret node-attestation-ca: not found"))
+		}))
+		gone, leave := context.WithCancel(t.Context())
+		leave()
+		for round := range 3 {
+			var callers sync.WaitGroup
+			for range 100 {
+				for _, query := range []string{"", "?verbose", "?exclude=none", "/ca"} {
+					callers.Go(func() {
+						answer := httptest.NewRecorder()
+						ready.ServeHTTP(answer, httptest.NewRequestWithContext(gone, "GET", "/readyz"+query, nil))
+						if answer.Code != http.StatusInternalServerError || answer.Body.String() != "not ready\n" {
+							t.Errorf("%q: %d, %q", query, answer.Code, answer.Body)
+						}
+					})
+				}
+			}
+			callers.Wait()
+			if runs != round+1 {
+				t.Errorf("round %d: the checks ran %d times", round, runs)
+			}
+			time.Sleep(readinessAge)
 		}
-	}
-	ca = errors.New("no\nSecret")
-	asks("", 500, "[-]ca failed: no Secret\n[+]cache ok\n[+]sources ok\nreadyz check failed\n")
-	asks("?exclude=ca&exclude=none", 200, "ok")
-	asks("?exclude=ca&verbose", 200, "[+]ca excluded: ok\n[+]cache ok\n[+]sources ok\nreadyz check passed\n")
-	trust = errors.New(strings.Repeat("x", 10_000))
-	ca = nil
-	asks("", 200, "[+]ca ok\n[+]cache ok\n[!]sources failed, which does not end readiness: "+strings.Repeat("x", maxReason)+" ...\nreadyz check passed\n")
-	trust, ca = nil, errors.New("expired")
-	asks("", 200, "[!]ca failed, which does not end readiness: expired\n[+]cache ok\n[+]sources ok\nreadyz check passed\n")
-	ca, cache = nil, errors.New("not filled yet")
-	asks("", 500, "[+]ca ok\n[-]cache failed: not filled yet\n[+]sources ok\nreadyz check failed\n")
-	cache = nil
-	asks("", 200, "ok")
-	asks("?verbose", 200, "[+]ca ok\n[+]cache ok\n[+]sources ok\nreadyz check passed\n")
+	})
 }
 
-// A check that hangs fails in time for the probe.
+// A failed check ends readiness by its kind: a source that has been usable once does not. The log
+// has the reasons, once for each change of the checks that fail.
+func TestReadyz(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var cache, ca error
+		var log []string
+		logger := funcr.New(func(_, line string) { log = append(log, line) }, funcr.Options{})
+		ready := newReadyz(logger,
+			newCheck("cache", always, func(context.Context) error { return cache }),
+			newCheck("ca", once, func(context.Context) error { return ca }),
+		)
+		asks := func(code int, logged string) {
+			t.Helper()
+			time.Sleep(readinessAge)
+			log = nil
+			answer := httptest.NewRecorder()
+			ready.ServeHTTP(answer, httptest.NewRequest("GET", "/readyz", nil))
+			if answer.Code != code || strings.Join(log, "\n") != logged {
+				t.Errorf("%d, %q", answer.Code, log)
+			}
+		}
+		ca = errors.New("no\nSecret" + strings.Repeat("x", 10_000))
+		asks(500, `"level"=0 "msg"="readiness" "ready"=false "blocking"=["ca"] "reasons"=["ca: no Secret`+strings.Repeat("x", maxReason-len("no Secret"))+` ..."]`)
+		ca = errors.New("another")
+		asks(500, "")
+		ca = nil
+		asks(200, `"level"=0 "msg"="readiness" "ready"=true "blocking"=[] "reasons"=[]`)
+		ca = errors.New("expired")
+		asks(200, "")
+		cache = errors.New("not filled yet")
+		asks(500, `"level"=0 "msg"="readiness" "ready"=false "blocking"=["cache"] "reasons"=["cache: not filled yet"]`)
+	})
+}
+
+// A check that hangs fails in time for the probe, and no other check fails with it.
 func TestReadyzIsBounded(t *testing.T) {
-	checks := readyz{newCheck("ca", once, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })}
-	answer, began := httptest.NewRecorder(), time.Now()
-	checks.ServeHTTP(answer, httptest.NewRequest("GET", "/readyz", nil))
-	if answer.Code != 500 || time.Since(began) > checkTimeout+time.Second {
-		t.Errorf("%d after %s", answer.Code, time.Since(began))
-	}
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		ready := newReadyz(klog.Background(),
+			newCheck("ca", once, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }),
+			newCheck("inventory", always, func(ctx context.Context) error { return ctx.Err() }),
+		)
+		if ready.ready() || time.Since(began) != checkTimeout || !slices.Equal(ready.blocking, []string{"ca"}) {
+			t.Errorf("%q after %s", ready.blocking, time.Since(began))
+		}
+	})
 }
 
 // Each entry is a line of JSON, with one of three levels. What -v does not enable is left out.

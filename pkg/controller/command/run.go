@@ -209,8 +209,7 @@ func newManager(ctx context.Context, api *rest.Config, settings *config.Settings
 	}
 	health := settings.Health(keys, parts.Machines, parts.CA, gate.Metrics)
 	health.API, health.Events, health.Leads, health.Log = live, m.GetEventRecorder(controller.Name), m.Elected(), logger.WithName("sources")
-	watched := sources.NewHealth(health)
-	if err := m.Add(watched); err != nil {
+	if err := m.Add(sources.NewHealth(health)); err != nil {
 		return nil, err
 	}
 	// This makes a standby replica fill its cache, too.
@@ -225,17 +224,16 @@ func newManager(ctx context.Context, api *rest.Config, settings *config.Settings
 			_, err := sources.Uncompared(parts.CA).CA(ctx, time.Now())
 			return err
 		}),
-		newCheck("inventory", once, func(ctx context.Context) error {
-			_, err := parts.Machines.Machines(ctx, time.Now())
-			return err
-		}),
 		newCheck("challenge-keys", once, func(context.Context) error {
 			if keys.Verifier() == nil {
 				return keys.Problem()
 			}
 			return nil
 		}),
-		newCheck("sources", never, func(context.Context) error { return watched.Problem() }),
+		newCheck("inventory", once, func(ctx context.Context) error {
+			_, err := parts.Machines.Machines(ctx, time.Now())
+			return err
+		}),
 	)
 }
 

@@ -9,7 +9,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -121,7 +120,6 @@ type HealthConfig struct {
 type Health struct {
 	HealthConfig
 	condition *telemetry.Condition
-	latest    atomic.Pointer[verdict]
 
 	// The fields below belong to Start's goroutine.
 	leads bool
@@ -150,14 +148,6 @@ func NewHealth(config HealthConfig) *Health {
 
 // NeedLeaderElection returns false, so that standby replicas check the sources, too.
 func (*Health) NeedLeaderElection() bool { return false }
-
-// Problem returns the message of the condition if it is False, else nil.
-func (h *Health) Problem() error {
-	if v := h.latest.Load(); v != nil && v.status == corev1.ConditionFalse {
-		return errors.New(v.reason + ": " + v.message)
-	}
-	return nil
-}
 
 // Start checks the sources until ctx ends. A manager runs it.
 func (h *Health) Start(ctx context.Context) error {
@@ -340,7 +330,6 @@ func (h *Health) log(problems map[string]string, trust error) {
 // stays causes another Event after each Remind.
 func (h *Health) report(ctx context.Context, v verdict) {
 	v.message = telemetry.Message(v.message)
-	h.latest.Store(&v)
 	now, before := time.Now(), h.last
 	if h.last = v; !h.leads {
 		h.reported = time.Time{}
