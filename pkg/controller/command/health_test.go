@@ -17,6 +17,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
 	"k8s.io/klog/v2"
 )
@@ -26,7 +27,7 @@ import (
 func TestReadyzDoesNoWorkForStrangers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		runs := 0
-		ready := newReadyz(klog.Background(), newCheck("ca", once, func(ctx context.Context) error {
+		ready := newReadyz(logr.Discard(), newCheck("ca", once, func(ctx context.Context) error {
 			runs++
 			return cmp.Or(ctx.Err(), errors.New("secret node-attestation-ca: not found"))
 		}))
@@ -92,7 +93,7 @@ func TestReadyz(t *testing.T) {
 func TestReadyzIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
-		ready := newReadyz(klog.Background(),
+		ready := newReadyz(logr.Discard(),
 			newCheck("ca", once, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }),
 			newCheck("inventory", always, func(ctx context.Context) error { return ctx.Err() }),
 		)
