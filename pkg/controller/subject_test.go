@@ -65,7 +65,7 @@ func TestSubjectIsBounded(t *testing.T) {
 		verifier.Claim{NodeName: long, ProviderID: long}, verifier.Evidence{EK: long, AK: long}, verifier.First)
 	about.EKTemplate = strings.Repeat("t", maxTemplate+4)
 	note := strings.Repeat("n", maxName) + ": " + about.note("Reason: "+long)
-	if len(note) > telemetry.MaxMessage || strings.ContainsAny(note, "\x1b\n") || !strings.Contains(note, "Reason: x x") || !strings.HasSuffix(note, ", class first)") {
+	if len(note) > telemetry.MaxMessage || strings.ContainsAny(note, "\x1b\n") || !strings.Contains(note, `Reason: x\u001b x`) || !strings.HasSuffix(note, ", class first)") {
 		t.Errorf("%d bytes: %q", len(note), note)
 	}
 	if len(about.AK) > maxKey+4 {

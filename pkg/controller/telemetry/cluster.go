@@ -62,7 +62,7 @@ func NewClusterMetrics() (*ClusterMetrics, error) {
 		caTrusted: gauge("node_attestation_ca_trusted",
 			"1 if the API server trusts the signing CA, 0 if it does not. Absent if that is not known."),
 		revoked: gauge("node_attestation_revoked_certificates",
-			"Certificates that are revoked and have not ended, by state: revoked, suspended, or not_in_force for lack of room. Absent while revocation is off.", "state"),
+			"Certificates that are revoked and have not ended, by state: revoked, suspended, or not_in_force if the policies have no room for their nodes. Absent while revocation is off.", "state"),
 		revocationCapacity: gauge("node_attestation_revocation_list_capacity",
 			"How many revoked certificates the admission policies have room for. Absent while revocation is off."),
 		state: &stateCollector{states: map[string]State{}},
