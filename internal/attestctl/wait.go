@@ -135,6 +135,7 @@ func (a *access) observe(ctx context.Context, p *revocationPlan, now time.Time) 
 	} else if err != nil {
 		return revocationProgress{}, reached(err)
 	}
+	p.object.Status = object.Status
 	names := p.names(func(plannedNode) bool { return true })
 	records, err := a.recordsOf(ctx, names)
 	if err != nil {
@@ -143,10 +144,6 @@ func (a *access) observe(ctx context.Context, p *revocationPlan, now time.Time) 
 	nodes, err := a.readNodes(ctx, names)
 	if err != nil {
 		return revocationProgress{}, err
-	}
-	before := p.object.CreationTimestamp.Time
-	if p.object.Spec.IssuedBefore != nil {
-		before = p.object.Spec.IssuedBefore.Time
 	}
 	lists, err := a.readLists(ctx, p.object.Spec.Cluster)
 	if err != nil {
@@ -159,7 +156,7 @@ func (a *access) observe(ctx context.Context, p *revocationPlan, now time.Time) 
 		for k := range records[n.name] {
 			for c := range slices.Values(records[n.name][k].Status.Certificates) {
 				recorded[c.SHA256] = &c
-				renewed = renewed || isNewer(&c, n, before, now)
+				renewed = renewed || isNewer(&c, n, p.object, now)
 			}
 		}
 		for _, sum := range n.certificates {
@@ -190,9 +187,9 @@ func (a *access) observe(ctx context.Context, p *revocationPlan, now time.Time) 
 }
 
 // isNewer reports whether a node got a certificate since the revocation that is valid.
-func isNewer(c *v1alpha1.IssuedCertificate, n plannedNode, before, now time.Time) bool {
+func isNewer(c *v1alpha1.IssuedCertificate, n plannedNode, r *v1alpha1.NodeRevocation, now time.Time) bool {
 	return !c.Revoked && now.Before(c.NotAfter.Time) && !slices.Contains(n.certificates, c.SHA256) &&
-		!c.FormerEK && c.Requested != nil && !c.Requested.Time.Before(before)
+		!c.FormerEK && !r.Selects(c)
 }
 
 // recordsOf returns the records of these nodes, by the node's name.

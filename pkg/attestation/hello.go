@@ -22,8 +22,8 @@ const (
 	AnnotationEK = "cluster-x-k8s-io/tpm-endorsement-key"
 	// ReasonVersion is the reason of the denial that AnnotationVersions goes with.
 	ReasonVersion = "UnsupportedAttestationVersion"
-	// ReasonExpired is the reason of the denial of a proof whose challenge expired. A new hello may
-	// follow at once.
+	// ReasonExpired is the reason of the denial of a proof whose challenge expired, or whose node
+	// was revoked since the hello. A new hello may follow at once.
 	ReasonExpired = "AttestationChallengeExpired"
 	// ReasonCompleted is the reason for which a hello is denied after its proof got the
 	// certificate. It is the normal end of a hello, and does not refuse the node.

@@ -216,7 +216,8 @@ func (a *actor) sign(ctx context.Context, object *certificatesv1.CertificateSign
 		return ctrl.Result{}, errors.New("no record to write the certificate into")
 	}
 	c := a.unpublished.get(object)
-	if c == nil || !records.HasCertificate(record, c.fingerprint) { // there is none yet, or somebody replaced the record
+	// there is none yet, somebody replaced the record, or it was revoked before it was published
+	if c == nil || !records.HasCertificate(record, c.fingerprint) || a.Revocation.isRevoked(c.fingerprint) {
 		var err error
 		if c, err = a.issue(ctx, object, s, d, record); err != nil {
 			return ctrl.Result{}, err
@@ -246,7 +247,7 @@ func (a *actor) issue(ctx context.Context, object *certificatesv1.CertificateSig
 	if err != nil {
 		return nil, err
 	}
-	fingerprint, err := records.AddCertificate(record, object, chain, s.input.Now)
+	fingerprint, err := records.AddCertificate(record, object, chain, a.Revocation.lastBefore(record), s.input.Now)
 	if err != nil {
 		return nil, err
 	}
@@ -327,7 +328,7 @@ func (a *actor) finish(ctx context.Context, object *certificatesv1.CertificateSi
 		return err
 	}
 	if a.CA == nil && !records.HasCertificateFor(record, object.UID) {
-		fingerprint, err := records.AddCertificate(record, object, object.Status.Certificate, a.Now())
+		fingerprint, err := records.AddCertificate(record, object, object.Status.Certificate, a.Revocation.lastBefore(record), a.Now())
 		if err != nil {
 			return err
 		}

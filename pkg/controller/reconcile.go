@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
 	csrstate "github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
@@ -159,15 +160,29 @@ func (c *Controller) decide(ctx context.Context, object *certificatesv1.Certific
 	return 0, ctrl.Result{}, fmt.Errorf("request %s: no consistency level produced a decision", object.Name)
 }
 
-// judge asks the rules for a decision that fits the request's state.
+// judge asks the rules for a decision that fits the request's state. A proof for which the rules
+// would approve or sign is refused if its node was revoked since the hello: a thief may have the
+// key. The node may start over at once, with a new key.
 func (c *Controller) judge(object *certificatesv1.CertificateSigningRequest, s *snapshot) verifier.Decision {
+	var d verifier.Decision
 	switch {
 	case stateOf(object) != approved:
-		return c.Rules.Judge(s.input)
+		d = c.Rules.Judge(s.input)
 	case c.CA == nil && s.isRecorded(object):
 		return c.Rules.JudgeUnsigned(s.input)
+	default:
+		d = c.Rules.JudgeSigning(s.input)
 	}
-	return c.Rules.JudgeSigning(s.input)
+	if d.Outcome != verifier.Approve && d.Outcome != verifier.Sign || !c.Revocation.revokedSince(d.Grant.NodeName, s.input.Request, s.input.Hello) {
+		return d
+	}
+	refused := verifier.Decision{Class: d.Class, Outcome: verifier.Deny, Refusals: verifier.Refusals{{
+		Reason: attestation.ReasonExpired, Message: "the node was revoked since the hello, whose key is older: a new one may follow at once",
+	}}}
+	if d.Outcome == verifier.Sign {
+		refused.Outcome = verifier.Fail
+	}
+	return refused
 }
 
 // carryOut carries a decision out, and reports it. In audit mode it only reports.

@@ -10,8 +10,10 @@ import (
 
 	"github.com/go-logr/logr"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -56,6 +58,43 @@ func (r *Revocation) untilAccepted(node, fingerprint string) time.Duration {
 		return 0
 	}
 	return r.enforcer.UntilAccepted(node, fingerprint)
+}
+
+// isRevoked reports whether a certificate that was issued was revoked meanwhile.
+func (r *Revocation) isRevoked(fingerprint string) bool {
+	return r != nil && r.enforcer != nil && r.enforcer.Revoked(fingerprint)
+}
+
+// lastBefore returns the number of the last revocation that is older than a proof that the record
+// names, and than its hello.
+func (r *Revocation) lastBefore(record *v1alpha1.NodeAttestation) int64 {
+	if r == nil || r.enforcer == nil {
+		return 0
+	}
+	return r.enforcer.LastBefore(requestsIn(record)...)
+}
+
+// requestsIn returns the UIDs of the proof and the hello that a record names.
+func requestsIn(record *v1alpha1.NodeAttestation) (uids []types.UID) {
+	if proof := record.Status.Request; proof != nil {
+		uids = append(uids, proof.UID)
+	}
+	if hello := record.Status.Hello; hello != nil {
+		uids = append(uids, hello.UID)
+	}
+	return uids
+}
+
+// revokedSince reports whether a node was revoked since its proof, or since the proof's hello.
+func (r *Revocation) revokedSince(node string, proof, hello *certificatesv1.CertificateSigningRequest) bool {
+	if r == nil || r.enforcer == nil {
+		return false
+	}
+	uids := []types.UID{proof.UID}
+	if hello != nil {
+		uids = append(uids, hello.UID)
+	}
+	return r.enforcer.RevokedSince(node, uids...)
 }
 
 // addEnforcer makes the enforcer. In audit mode it makes none, since an enforcer writes.

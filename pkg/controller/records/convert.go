@@ -184,9 +184,10 @@ func bounded(all []v1alpha1.IssuedCertificate) []v1alpha1.IssuedCertificate {
 	return all
 }
 
-// AddCertificate adds the certificate of a request to its record, before it is published. It
-// returns the certificate's fingerprint.
-func AddCertificate(record *v1alpha1.NodeAttestation, request *certificatesv1.CertificateSigningRequest, chain []byte, now time.Time) (fingerprint string, err error) {
+// AddCertificate adds the certificate of a request to its record, before it is published. after is
+// the number of the last revocation that is older than the request. It returns the certificate's
+// fingerprint.
+func AddCertificate(record *v1alpha1.NodeAttestation, request *certificatesv1.CertificateSigningRequest, chain []byte, after int64, now time.Time) (fingerprint string, err error) {
 	leaf, err := signing.Leaf(chain)
 	if err != nil {
 		return "", err
@@ -199,7 +200,7 @@ func AddCertificate(record *v1alpha1.NodeAttestation, request *certificatesv1.Ce
 	}
 	record.Status.Certificates = slices.DeleteFunc(record.Status.Certificates, func(c v1alpha1.IssuedCertificate) bool { return c.NotAfter.Time.Before(now) })
 	record.Status.Certificates = bounded(append(record.Status.Certificates, v1alpha1.IssuedCertificate{
-		SHA256: fingerprint, Serial: leaf.SerialNumber.Text(16), NotAfter: metav1.NewTime(leaf.NotAfter), Requested: requested, RequestUID: request.UID, Noted: true,
+		SHA256: fingerprint, Serial: leaf.SerialNumber.Text(16), NotAfter: metav1.NewTime(leaf.NotAfter), Requested: requested, AfterRevocation: after, RequestUID: request.UID, Noted: true,
 	}))
 	return fingerprint, nil
 }

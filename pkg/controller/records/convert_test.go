@@ -40,7 +40,7 @@ func TestRecordKeepsTheNewestCertificates(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := AddCertificate(record, request, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), now); err != nil {
+		if _, err := AddCertificate(record, request, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0, now); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -186,7 +186,7 @@ func TestGrantKeepsCertificates(t *testing.T) {
 // What is no certificate is not recorded.
 func TestAddNoCertificate(t *testing.T) {
 	record := &v1alpha1.NodeAttestation{}
-	if _, err := AddCertificate(record, requestNamed("r", "r"), []byte("-----"), time.Now()); err == nil || len(record.Status.Certificates) > 0 {
+	if _, err := AddCertificate(record, requestNamed("r", "r"), []byte("-----"), 0, time.Now()); err == nil || len(record.Status.Certificates) > 0 {
 		t.Errorf("%v, %+v", err, record.Status)
 	}
 }

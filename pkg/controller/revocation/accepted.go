@@ -23,6 +23,8 @@ type policyState struct {
 	// restricted are the nodes with a revoked certificate. Policies refuse their writes, except
 	// with current certificates.
 	restricted map[string]bool
+	// revoked has the fingerprints of the certificates on lists.
+	revoked map[string]bool
 	// writtenAt has, by fingerprint, the time when the policies got a current certificate.
 	writtenAt map[string]time.Time
 }
@@ -30,7 +32,7 @@ type policyState struct {
 // next returns the state after a round. failed has the errors of policies that could not be
 // written. A policy that is missing refuses nothing.
 func (s *policyState) next(lists map[int32]v1alpha1.RevocationSliceSpec, failed map[string]error, now time.Time) *policyState {
-	after := &policyState{restricted: map[string]bool{}, writtenAt: map[string]time.Time{}}
+	after := &policyState{restricted: map[string]bool{}, revoked: map[string]bool{}, writtenAt: map[string]time.Time{}}
 	behind := map[string]bool{} // nodes with a policy that could not be written
 	for number, list := range lists {
 		err := failed[PolicyName(number)]
@@ -43,6 +45,9 @@ func (s *policyState) next(lists map[int32]v1alpha1.RevocationSliceSpec, failed 
 		}
 	}
 	for _, list := range lists {
+		for _, c := range list.Certificates {
+			after.revoked[c.SHA256] = true
+		}
 		for _, c := range list.Current {
 			if behind[c.NodeName] {
 				continue
@@ -56,10 +61,17 @@ func (s *policyState) next(lists map[int32]v1alpha1.RevocationSliceSpec, failed 
 	return after
 }
 
+// Revoked reports whether a certificate is on a list.
+func (e *Enforcer) Revoked(fingerprint string) bool {
+	s := e.state.Load()
+	return s != nil && s.revoked[fingerprint]
+}
+
 // UntilAccepted returns how long to wait until API servers accept writes with a new certificate of
 // a node, which must be in the node's record. It returns 0 if the node has no revoked certificate.
 // If no policy has the certificate, UntilAccepted starts a round. The wait has no end while a
-// policy cannot be written: a node that used the certificate before would be refused.
+// policy cannot be written: a node that used the certificate before would be refused. It returns 0
+// for a revoked certificate, which Revoked reports: no policy will ever accept it.
 //
 // Before the first round it waits for startTimeout at most, since revocation may not be set up.
 func (e *Enforcer) UntilAccepted(node, fingerprint string) time.Duration {
@@ -72,6 +84,9 @@ func (e *Enforcer) UntilAccepted(node, fingerprint string) time.Duration {
 		return unwrittenDelay
 	}
 	if !s.restricted[node] {
+		return 0
+	}
+	if s.revoked[fingerprint] {
 		return 0
 	}
 	at, written := s.writtenAt[fingerprint]

@@ -13,6 +13,7 @@
 //
 // Reading order:
 //   - plan.go decides, without I/O, what is revoked, which lists have it, and what is announced
+//   - order.go says which requests are older than a revocation
 //   - policy.go renders the policy of a list, and tokenpolicy.go the optional one for tokens
 //   - enforcer.go carries a plan out, with effects.go
 //   - accepted.go says when API servers accept a new certificate

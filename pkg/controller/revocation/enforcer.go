@@ -114,6 +114,7 @@ type Enforcer struct {
 	changed                                   chan struct{}
 	rendered                                  atomic.Pointer[map[string]*admissionv1.ValidatingAdmissionPolicySpec]
 	state                                     atomic.Pointer[policyState]
+	order                                     atomic.Pointer[order]
 	// runs is the time when Run began, nil before that.
 	runs atomic.Pointer[time.Time]
 
@@ -309,6 +310,12 @@ func (e *Enforcer) round(ctx context.Context) time.Duration {
 		}
 	}
 	problems := e.writePolicies(ctx, p, unlisted)
+	// Nodes must not read an announcement before the requests are noted that are older.
+	if numbered, err := e.number(ctx, in); err != nil {
+		return e.notInForce(ctx, "cannot find out which requests are older than a revocation", err)
+	} else if numbered {
+		return settle // the next round selects by these numbers
+	}
 	e.gauge(p, len(problems) == 0)
 	if err := e.announce(ctx, p.announcement); err != nil {
 		problems = append(problems, "the announcement to nodes: "+text.Line(err.Error(), 256))
@@ -370,6 +377,7 @@ func (e *Enforcer) input(ctx context.Context) (in input, err error) {
 	in = input{now: e.Now(), suspensions: stored[v1alpha1.NodeSuspension](e.suspensions), existing: stored[v1alpha1.RevocationSlice](e.lists)}
 	for _, r := range stored[v1alpha1.NodeRevocation](e.revocations) {
 		if r.Spec.Cluster == e.Cluster {
+			r.Status.Number = cmp.Or(e.order.Load().numberOf(&r), r.Status.Number) // the informer may be stale
 			in.revocations = append(in.revocations, r)
 		}
 	}

@@ -36,11 +36,13 @@ type world struct {
 	mu      sync.Mutex
 	written []string
 	// refuse refuses writes of a kind.
-	refuse  string
-	record  v1alpha1.NodeAttestation
-	minor   string
-	applied []Application
-	events  *events.FakeRecorder
+	refuse string
+	// unlistable fails each list of requests.
+	unlistable bool
+	record     v1alpha1.NodeAttestation
+	minor      string
+	applied    []Application
+	events     *events.FakeRecorder
 }
 
 func newWorld(t *testing.T, objects ...client.Object) *world {
@@ -72,6 +74,7 @@ func newWorld(t *testing.T, objects ...client.Object) *world {
 		return nil
 	}
 	w.WithWatch = interceptor.NewClient(base, interceptor.Funcs{
+		List: w.listOfRequests,
 		Create: func(ctx context.Context, c client.WithWatch, o client.Object, options ...client.CreateOption) error {
 			if err := note(o); err != nil {
 				return err

@@ -160,7 +160,7 @@ func (p *planner) findUnrecorded() {
 		for _, c := range list.Spec.Current {
 			if _, revoked := p.entries[c.SHA256]; !revoked && !known[c.SHA256] {
 				known[c.SHA256] = true
-				p.unrecorded[c.NodeName] = append(p.unrecorded[c.NodeName], v1alpha1.IssuedCertificate{SHA256: c.SHA256, NotAfter: c.NotAfter, Requested: c.Requested})
+				p.unrecorded[c.NodeName] = append(p.unrecorded[c.NodeName], v1alpha1.IssuedCertificate{SHA256: c.SHA256, NotAfter: c.NotAfter, Requested: c.Requested, AfterRevocation: c.AfterRevocation})
 				p.eks[c.SHA256] = c.EK
 			}
 		}
@@ -272,10 +272,6 @@ func (p *planner) revoke(r *v1alpha1.NodeRevocation) {
 	if meta.IsStatusConditionTrue(r.Status.Conditions, v1alpha1.ConditionComplete) {
 		return
 	}
-	before := r.CreationTimestamp.Time
-	if r.Spec.IssuedBefore != nil {
-		before = r.Spec.IssuedBefore.Time
-	}
 	selected := map[string]bool{}
 	for _, name := range r.Spec.Nodes {
 		selected[name] = true
@@ -283,7 +279,7 @@ func (p *planner) revoke(r *v1alpha1.NodeRevocation) {
 	status := revocationStatus{complete: true}
 	for _, record := range p.nodes() {
 		if r.Spec.All || selected[record.Spec.NodeName] {
-			p.revokeRecord(r, record, before, &status)
+			p.revokeRecord(r, record, &status)
 		}
 	}
 	slices.Sort(status.waiting)
@@ -293,6 +289,10 @@ func (p *planner) revoke(r *v1alpha1.NodeRevocation) {
 		return
 	}
 	p.active = true
+	before := r.CreationTimestamp.Time
+	if r.Spec.IssuedBefore != nil {
+		before = r.Spec.IssuedBefore.Time
+	}
 	renewal := attestation.Renewal{Name: r.Name, IssuedBefore: before, All: r.Spec.All, Nodes: r.Spec.Nodes, Start: r.CreationTimestamp.Time}
 	if r.Spec.Mode == v1alpha1.RevokeAfterRenewal {
 		renewal.SpreadSeconds = int(seconds(r.Spec.SpreadSeconds, defaultSpread) / time.Second)
@@ -316,11 +316,11 @@ func (p *planner) nodes() (all []*v1alpha1.NodeAttestation) {
 }
 
 // revokeRecord applies a revocation to the certificates of one machine.
-func (p *planner) revokeRecord(r *v1alpha1.NodeRevocation, record *v1alpha1.NodeAttestation, before time.Time, status *revocationStatus) {
+func (p *planner) revokeRecord(r *v1alpha1.NodeRevocation, record *v1alpha1.NodeAttestation, status *revocationStatus) {
 	var old, newer []*v1alpha1.IssuedCertificate
 	for _, c := range p.notPruned(record) {
 		switch {
-		case c.Requested == nil || c.Requested.Time.Before(before):
+		case r.Selects(c):
 			old = append(old, c)
 		case !c.FormerEK:
 			newer = append(newer, c)
@@ -514,14 +514,14 @@ func (p *planner) currentByNode() map[string][]v1alpha1.CurrentCertificate {
 		for _, c := range p.notPruned(record) {
 			if _, revoked := p.entries[c.SHA256]; !revoked {
 				current[name] = append(current[name], v1alpha1.CurrentCertificate{
-					SHA256: c.SHA256, NotAfter: c.NotAfter, NodeName: name, Requested: c.Requested, EK: p.ekOfCertificate(record, c),
+					SHA256: c.SHA256, NotAfter: c.NotAfter, NodeName: name, Requested: c.Requested, AfterRevocation: c.AfterRevocation, EK: p.ekOfCertificate(record, c),
 				})
 			}
 		}
 	}
 	for name, certificates := range current {
 		slices.SortFunc(certificates, func(a, b v1alpha1.CurrentCertificate) int {
-			return cmp.Or(requestTime(b).Compare(requestTime(a)), cmp.Compare(a.SHA256, b.SHA256))
+			return cmp.Or(cmp.Compare(b.AfterRevocation, a.AfterRevocation), requestTime(b).Compare(requestTime(a)), cmp.Compare(a.SHA256, b.SHA256))
 		})
 		// two records can have one node name
 		current[name] = slices.CompactFunc(certificates, func(a, b v1alpha1.CurrentCertificate) bool { return a.SHA256 == b.SHA256 })

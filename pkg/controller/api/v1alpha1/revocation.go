@@ -72,9 +72,10 @@ type NodeRevocationSpec struct {
 	Nodes []string `json:"nodes,omitempty"`
 	// All revokes the certificates of all nodes of the cluster.
 	All bool `json:"all,omitempty"`
-	// IssuedBefore selects the certificates that were requested before this time, whenever they
-	// were issued, and those whose time of request is not known. Default: the creation of this
-	// object.
+	// IssuedBefore selects the certificates that were requested before this time, by the clock of
+	// the API server that stored the request, and those whose time of request is not known. It
+	// selects no request that was created after this object. Default: all requests that existed
+	// when the controller first saw this object, whatever the clocks say.
 	//
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=64
@@ -112,6 +113,12 @@ type NodeRevocationStatus struct {
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+	// Number orders the revocations of a cluster. The controller sets it when it first sees this
+	// object, and notes which requests exist then. It is missing if an older release has seen the
+	// object first.
+	//
+	// +kubebuilder:validation:Minimum=0
+	Number int64 `json:"number,omitempty"`
 	// Nodes is the number of nodes that the revocation selects.
 	//
 	// +kubebuilder:validation:Minimum=0
@@ -130,6 +137,23 @@ type NodeRevocationStatus struct {
 	// +kubebuilder:validation:items:MaxLength=253
 	// +listType=atomic
 	Waiting []string `json:"waiting,omitempty"`
+}
+
+// Selects reports whether the revocation revokes a certificate of a node that it names. A request
+// that was created after the revocation is known by its number, so no clock decides about it. A
+// revocation without a number is selected by clocks: an older release has seen it first, or no
+// controller has seen it yet.
+func (r *NodeRevocation) Selects(c *IssuedCertificate) bool {
+	before := r.Spec.IssuedBefore
+	switch {
+	case r.Status.Number > 0 && c.AfterRevocation >= r.Status.Number:
+		return false
+	case r.Status.Number > 0 && before == nil:
+		return true
+	case before == nil:
+		before = &r.CreationTimestamp
+	}
+	return c.Requested == nil || c.Requested.Before(before)
 }
 
 // NodeRevocationList is a list of revocations.
@@ -276,6 +300,10 @@ type CurrentCertificate struct {
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=64
 	Requested *metav1.Time `json:"requested,omitempty"`
+	// AfterRevocation is that of the certificate in the record.
+	//
+	// +kubebuilder:validation:Minimum=0
+	AfterRevocation int64 `json:"afterRevocation,omitempty"`
 	// EK is the fingerprint of the endorsement key that the certificate was issued to. It is empty
 	// if the key is not known.
 	//

@@ -379,6 +379,13 @@ type IssuedCertificate struct {
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=64
 	Requested *metav1.Time `json:"requested,omitempty"`
+	// AfterRevocation is the number of the last NodeRevocation that the controller knew before the
+	// request existed. It orders the request and the revocations without a clock. It is missing if
+	// there was none, for a recovered certificate, and in records of older releases: then the
+	// request counts as older than each revocation.
+	//
+	// +kubebuilder:validation:Minimum=0
+	AfterRevocation int64 `json:"afterRevocation,omitempty"`
 	// RequestUID is the UID of the request that the certificate was issued for. It is "recovered"
 	// for the certificate that the node requested with when its record was recreated. The API
 	// server named only the fingerprint of that certificate. So notAfter is a year later, the

@@ -108,7 +108,7 @@ func agree(t *testing.T, path string, goType reflect.Type, s properties) {
 		if s.Type != "boolean" {
 			t.Errorf("%s: a bool is a %s", path, s.Type)
 		}
-	case goType.Kind() == reflect.Uint32, goType.Kind() == reflect.Uint64:
+	case goType.Kind() == reflect.Uint32, goType.Kind() == reflect.Uint64, goType.Kind() == reflect.Int64:
 		if s.Type != "integer" || s.Format != "int64" || s.Minimum == nil || *s.Minimum != 0 {
 			t.Errorf("%s: not an integer from 0: %+v", path, s)
 		}

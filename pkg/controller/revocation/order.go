@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package revocation
+
+import (
+	"context"
+	"fmt"
+	"math"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+)
+
+// order says which requests are older than which revocations. Requests and revocations can be on
+// different API servers, so their times are those of different clocks. The order uses no clock:
+// when this process first sees a revocation, it lists the requests. These may be older than the
+// revocation. Each request that comes later is newer.
+//
+// After a restart, the requests of that moment count as older than all revocations. The values are
+// immutable. A nil order has no revocation.
+type order struct {
+	// last is the number of the newest revocation.
+	last int64
+	// numbers has the numbers of the revocations that this process has seen, by UID.
+	numbers map[types.UID]int64
+	// all and nodes have the number of the newest revocation of all nodes, and of a node.
+	all   int64
+	nodes map[string]int64
+	// first has, by the UID of a request, the number of the first revocation that may be newer.
+	first map[types.UID]int64
+}
+
+func (o *order) numberOf(r *v1alpha1.NodeRevocation) int64 {
+	if o == nil {
+		return 0
+	}
+	return o.numbers[r.UID]
+}
+
+// firstAfter returns the number of the first revocation that may be newer than one of the requests.
+func (o *order) firstAfter(requests []types.UID) int64 {
+	first := o.last + 1
+	for _, uid := range requests {
+		if number, older := o.first[uid]; older {
+			first = min(first, number)
+		}
+	}
+	return first
+}
+
+// LastBefore returns the number of the last revocation that is older than each of the requests.
+// They are a proof and its hello. Call it before the certificate is written into its record.
+func (e *Enforcer) LastBefore(requests ...types.UID) int64 {
+	o := e.order.Load()
+	if o == nil {
+		return 0
+	}
+	return o.firstAfter(requests) - 1
+}
+
+// RevokedSince reports whether a node was revoked, and one of these requests may be older. Its key
+// is older than the request, so it must get no certificate.
+func (e *Enforcer) RevokedSince(node string, requests ...types.UID) bool {
+	o := e.order.Load()
+	return o != nil && max(o.all, o.nodes[node]) >= o.firstAfter(requests)
+}
+
+// number numbers the revocations that this process sees for the first time, and lists the requests
+// that may be older. It reports whether it has written a number. A number is written before it is
+// used: otherwise, after a crash, a later revocation could get the same one.
+func (e *Enforcer) number(ctx context.Context, in input) (written bool, err error) {
+	before := e.order.Load()
+	next := &order{last: in.lastNumber(), numbers: map[types.UID]int64{}, nodes: map[string]int64{}, first: map[types.UID]int64{}}
+	if before != nil {
+		next.last = max(next.last, before.last)
+	}
+	var unseen []*v1alpha1.NodeRevocation
+	taken := map[int64]bool{}
+	for i := range in.revocations {
+		r := &in.revocations[i]
+		isOld := r.Status.Number == 0 && len(r.Status.Conditions) > 0 // an older release has seen it
+		if number := before.numberOf(r); number > 0 {
+			next.see(r, number)
+			taken[number] = true
+		} else if !isOld {
+			unseen = append(unseen, r)
+		}
+	}
+	if len(unseen) == 0 {
+		return false, nil
+	}
+	requests, err := e.requests(ctx)
+	if err != nil {
+		return false, err
+	}
+	first := int64(math.MaxInt64)
+	for _, r := range unseen {
+		number := r.Status.Number
+		if number == 0 || taken[number] { // two leaders can give the same number
+			next.last++
+			number = next.last
+			if err := e.writeNumber(ctx, r, number); err != nil {
+				return false, err
+			}
+			written = true
+		}
+		next.see(r, number)
+		taken[number], first = true, min(first, number)
+	}
+	for _, uid := range requests {
+		next.first[uid] = first
+		if before == nil {
+			continue
+		}
+		if earlier, known := before.first[uid]; known {
+			next.first[uid] = min(first, earlier)
+		}
+	}
+	e.order.Store(next)
+	return written, nil
+}
+
+// see adds a revocation.
+func (o *order) see(r *v1alpha1.NodeRevocation, number int64) {
+	o.numbers[r.UID] = number
+	if r.Spec.All {
+		o.all = max(o.all, number)
+	}
+	for _, node := range r.Spec.Nodes {
+		o.nodes[node] = max(o.nodes[node], number)
+	}
+}
+
+// lastNumber returns the highest number. A record may have one whose revocation was deleted.
+func (in *input) lastNumber() (last int64) {
+	for i := range in.revocations {
+		last = max(last, in.revocations[i].Status.Number)
+	}
+	for i := range in.records {
+		for _, c := range in.records[i].Status.Certificates {
+			last = max(last, c.AfterRevocation)
+		}
+	}
+	for i := range in.existing {
+		for _, c := range in.existing[i].Spec.Current {
+			last = max(last, c.AfterRevocation)
+		}
+	}
+	return last
+}
+
+// writeNumber writes the number of a revocation into its status.
+func (e *Enforcer) writeNumber(ctx context.Context, r *v1alpha1.NodeRevocation, number int64) error {
+	object := r.DeepCopy()
+	object.Status.Number = number
+	if err := e.Objects.Status().Update(ctx, object); err != nil {
+		return fmt.Errorf("revocation %s: %w", r.Name, err)
+	}
+	if object.Status.Number != number {
+		return fmt.Errorf("revocation %s: its CRD is of an older release: apply packaging/kubernetes-revocation", r.Name)
+	}
+	return nil
+}
+
+// requests returns the UIDs of all requests. It reads live: a cache could lack a request that is
+// older than a revocation.
+func (e *Enforcer) requests(ctx context.Context) (uids []types.UID, err error) {
+	for next := ""; ; {
+		page := &metav1.PartialObjectMetadataList{}
+		page.SetGroupVersionKind(certificatesv1.SchemeGroupVersion.WithKind("CertificateSigningRequest"))
+		if err := e.Joined.List(ctx, page, client.Limit(nodesPerPage), client.Continue(next)); err != nil {
+			return nil, fmt.Errorf("requests: %w", err)
+		}
+		for i := range page.Items {
+			uids = append(uids, page.Items[i].UID)
+		}
+		if next = page.Continue; next == "" {
+			return uids, nil
+		}
+	}
+}
