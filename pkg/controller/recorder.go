@@ -349,7 +349,7 @@ func PCRsOf(e verifier.Evidence) *decisionlog.PCRs {
 	if len(e.PCRs) == 0 {
 		return nil
 	}
-	pcrs := &decisionlog.PCRs{Bank: e.PCRBank}
+	pcrs := &decisionlog.PCRs{Bank: e.PCRBank, EventLog: e.EventLogPCRs}
 	for _, pcr := range e.PCRs {
 		pcrs.Values = append(pcrs.Values, decisionlog.PCR{Index: pcr.Index, Value: hex.EncodeToString(pcr.Value)})
 	}

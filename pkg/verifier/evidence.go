@@ -30,6 +30,9 @@ type Evidence struct {
 	// empty if the provider has none. No rule reads them.
 	PCRBank string
 	PCRs    []attestation.PCR
+	// EventLogPCRs are the PCRs whose values the firmware's event log led to. It is nil if the
+	// policy asks for no log.
+	EventLogPCRs []int
 	// Err is a Refusals if the evidence is refused. Any other error means that the evidence could
 	// not be judged now.
 	Err error

@@ -329,6 +329,9 @@ type TPM struct {
 	PCRs PCRs `json:"pcrs"`
 	// EventLog requires the firmware's event log, too.
 	EventLog bool `json:"eventLog,omitempty"`
+	// EventLogPCRs are the PCRs to whose quoted values the log must lead, among 0 to 7 and
+	// PCRs.Indexes. Default: those of 1 to 7 in PCRs.Indexes.
+	EventLogPCRs []int `json:"eventLogPCRs,omitempty"`
 	// MinimumFirmware is the minimum firmware version by TPM manufacturer: 16 hex digits, as
 	// TPM2_GetCapability reports its halves.
 	MinimumFirmware map[string]string `json:"minimumFirmware,omitempty"`

@@ -331,7 +331,7 @@ func (s *Settings) makeTPM() error {
 		return errors.New("tpm: must be set: there is no policy for evidence that would suit everybody")
 	}
 	s.tpm = tpm.Config{
-		NamedEKs: true, EventLog: t.EventLog, ClusterUID: s.config.ClusterUID, ChallengeLifetime: t.ChallengeLifetime.Duration,
+		NamedEKs: true, EventLog: t.EventLog, EventLogPCRs: t.EventLogPCRs, ClusterUID: s.config.ClusterUID, ChallengeLifetime: t.ChallengeLifetime.Duration,
 		PCRs:      attestation.PCRSelection{Bank: t.PCRs.Bank, Indexes: t.PCRs.Indexes},
 		PCRValues: map[int][][]byte{}, MinimumFirmware: map[string]uint64{},
 	}

@@ -210,6 +210,9 @@ type PCRs struct {
 	Bank string `json:"bank"`
 	// Values are the values in hex, in the order of their indexes.
 	Values []PCR `json:"values"`
+	// EventLog has the registers whose values the firmware's event log led to. Events of other
+	// registers prove nothing. It is missing if the policy asks for no log.
+	EventLog []int `json:"eventLog,omitempty"`
 }
 
 // Equal reports whether both have the same values.
@@ -217,7 +220,7 @@ func (p *PCRs) Equal(other *PCRs) bool {
 	if p == nil || other == nil {
 		return p == other
 	}
-	return p.Bank == other.Bank && slices.Equal(p.Values, other.Values)
+	return p.Bank == other.Bank && slices.Equal(p.Values, other.Values) && slices.Equal(p.EventLog, other.EventLog)
 }
 
 // PCR is a platform configuration register.

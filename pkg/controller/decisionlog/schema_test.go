@@ -236,7 +236,7 @@ func fullRecord() *Record {
 		Hello:       &Request{"node-csr-0", "uid-0", "example.com/hello", at("2026-03-01T10:00:00Z"), digest},
 		Node:        &Node{"worker-1", "test://worker-1"},
 		Machine:     &Machine{"cluster-api", "machine-1", "uid-of-machine-1"},
-		Evidence:    &Evidence{"tpm", "tpm/v1", true, &EK{string(digest), "ecc-p256", "Inventory"}, "000b" + string(digest), &PCRs{"sha256", []PCR{{0, string(digest)}, {7, string(digest)}}}},
+		Evidence:    &Evidence{"tpm", "tpm/v1", true, &EK{string(digest), "ecc-p256", "Inventory"}, "000b" + string(digest), &PCRs{"sha256", []PCR{{0, string(digest)}, {7, string(digest)}}, []int{7}}},
 		Certificate: &Certificate{digest, "1f", at("2026-03-01T09:55:00Z"), at("2026-03-08T10:00:00Z")},
 		Refusals:    []Finding{{"A", "a"}}, Warnings: []Finding{{"B", "b"}}, Unrecorded: 3,
 		Archive: &Archive{object, object, []byte("certificate")},

@@ -103,9 +103,13 @@ type Config struct {
 	PCRs attestation.PCRSelection
 	// PCRValues are the allowed values of PCRs. A PCR that is not listed may have any value.
 	PCRValues map[int][][]byte
-	// EventLog requires the firmware's event log, which must lead to the quoted values of PCRs 0 to
-	// 7. The operating system extends other PCRs, too, and does not write to that log.
+	// EventLog requires the firmware's event log. The operating system extends other PCRs than 0 to
+	// 7, too, and does not write to that log.
 	EventLog bool
+	// EventLogPCRs are the PCRs to whose quoted values the log must lead, among 0 to 7 and PCRs.
+	// Default: those of 1 to 7 that are in PCRs. PCR 0 is not among them, since some firmware does
+	// not log the value that PCR 0 starts at. VerifiedProof has all PCRs that the log led to.
+	EventLogPCRs []int
 	// MinimumFirmware is the minimum firmwareVersion by manufacturer. A manufacturer is an ID such
 	// as "IFX" (TCG TPM Vendor ID Registry), or eight hex digits if the ID is not ASCII. If it is
 	// set, a TPM is refused unless a verified certificate names its manufacturer. A manufacturer
@@ -139,6 +143,7 @@ type Verifier struct {
 	pcrs                       attestation.PCRSelection
 	values                     map[int][][]byte
 	eventLog                   bool
+	eventLogPCRs               []int
 	firmware                   map[string]uint64
 	versions                   attestation.Versions
 	clusterUID                 string
@@ -231,6 +236,18 @@ func (v *Verifier) setMeasurements(c Config) error {
 	}
 	if c.EventLog && !slices.ContainsFunc(v.pcrs.Indexes, isFirmwarePCR) {
 		return errors.New("EventLog: none of PCRs 0 to 7 is among PCRs")
+	}
+	for _, index := range c.EventLogPCRs {
+		switch {
+		case !c.EventLog:
+			return errors.New("EventLogPCRs: has no effect without EventLog")
+		case !isFirmwarePCR(index) || !slices.Contains(v.pcrs.Indexes, index):
+			return fmt.Errorf("EventLogPCRs: PCR %d is not one of 0 to 7 that is among PCRs", index)
+		}
+	}
+	v.eventLogPCRs = slices.Clone(c.EventLogPCRs)
+	if len(c.EventLogPCRs) == 0 {
+		v.eventLogPCRs = slices.DeleteFunc(slices.Clone(v.pcrs.Indexes), func(index int) bool { return index == 0 || !isFirmwarePCR(index) })
 	}
 	for maker, least := range c.MinimumFirmware {
 		if !isManufacturerID(maker) {

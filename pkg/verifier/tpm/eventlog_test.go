@@ -9,6 +9,7 @@ import (
 	"crypto/sha512"
 	"encoding/binary"
 	"encoding/hex"
+	"slices"
 	"testing"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
@@ -105,7 +106,8 @@ func loggedPCRs() []attestation.PCR {
 	}
 }
 
-func wanted(c *Config) { c.EventLog = true }
+// wanted asks for a log that leads to each quoted PCR.
+func wanted(c *Config) { c.EventLog, c.EventLogPCRs = true, []int{0, 4, 7} }
 
 func eventLogRows() []row {
 	good := eventLog(testEvents()...)
@@ -180,8 +182,49 @@ func TestEventLogLeadsToTheQuote(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(evidence.eventLogPCRs) != 3 {
-		t.Errorf("led to PCRs %v", evidence.eventLogPCRs)
+	if len(evidence.EventLogPCRs) != 3 {
+		t.Errorf("led to PCRs %v", evidence.EventLogPCRs)
+	}
+}
+
+// Some firmware (HPE DL160) does not log the value that PCR 0 starts at. A PCR that the log does
+// not lead to fails only what is asked of that PCR. The log never counts as explaining that PCR.
+func TestPCRThatTheLogDoesNotExplain(t *testing.T) {
+	otherStart := eventLog(testEvents()[1:]...) // without the startup locality
+	altered := testEvents()
+	altered[4].data = []byte("another boot loader")
+	otherBoot := eventLog(logEvent{0, 8, []byte("x")}, logEvent{4, 1, []byte("x")}, logEvent{7, 1, []byte("x")})
+	for name, c := range map[string]struct {
+		log  []byte
+		asks []int
+		led  []int // nil if the proof is refused
+	}{
+		"all, by default":                      {eventLog(testEvents()...), nil, []int{0, 4, 7}},
+		"PCR 0, by default":                    {otherStart, nil, []int{4, 7}},
+		"PCR 0, and others are asked for":      {otherStart, []int{4, 7}, []int{4, 7}},
+		"PCR 0, which is asked for":            {otherStart, []int{0, 4}, nil},
+		"PCR 4, by default":                    {eventLog(altered...), nil, nil},
+		"PCR 4, and only PCR 7 is asked for":   {eventLog(altered...), []int{7}, []int{0, 7}},
+		"PCR 4, which is asked for":            {eventLog(altered...), []int{4}, nil},
+		"each of them, and PCR 0 is asked for": {otherBoot, []int{0}, nil},
+	} {
+		p := theKit().play(t, bend{policy: func(policy *Config) { policy.EventLog, policy.EventLogPCRs = true, c.asks }, pcrs: loggedPCRs(), eventLog: c.log})
+		evidence, err := p.verifier.VerifyProof(p.proof, p.hello, nil, p.now)
+		switch {
+		case c.led == nil:
+			if !slices.Equal(reasonsOf(err), reasons(reasonEventLogMismatch)) {
+				t.Errorf("%s: %v", name, err)
+			}
+		case err != nil:
+			t.Errorf("%s: %v", name, err)
+		case !slices.Equal(evidence.EventLogPCRs, c.led):
+			t.Errorf("%s: the log led to %v, want %v", name, evidence.EventLogPCRs, c.led)
+		}
+	}
+	// If only PCR 0 is quoted, nothing is asked by default. A log of another boot is refused.
+	p := theKit().play(t, bend{policy: func(c *Config) { c.EventLog, c.PCRs.Indexes = true, []int{0} }, pcrs: loggedPCRs()[:1], eventLog: otherBoot})
+	if _, err := p.verifier.VerifyProof(p.proof, p.hello, nil, p.now); !slices.Equal(reasonsOf(err), reasons(reasonEventLogMismatch)) {
+		t.Errorf("a log that leads to no PCR: %v", err)
 	}
 }
 
@@ -190,15 +233,15 @@ func TestEventLogLeadsToTheQuote(t *testing.T) {
 func TestEventLogLeavesOtherPCRsAlone(t *testing.T) {
 	pcrs := append(loggedPCRs(), attestation.PCR{Index: 9, Value: make([]byte, 32)})
 	p := theKit().play(t, bend{
-		policy: func(c *Config) { c.EventLog, c.PCRs.Indexes = true, []int{0, 4, 7, 9} },
+		policy: func(c *Config) { wanted(c); c.PCRs.Indexes = []int{0, 4, 7, 9} },
 		pcrs:   pcrs, eventLog: eventLog(testEvents()...),
 	})
 	evidence, err := p.verifier.VerifyProof(p.proof, p.hello, nil, p.now)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(evidence.eventLogPCRs) != 3 {
-		t.Errorf("claims to have led to PCRs %v", evidence.eventLogPCRs)
+	if len(evidence.EventLogPCRs) != 3 {
+		t.Errorf("claims to have led to PCRs %v", evidence.EventLogPCRs)
 	}
 }
 

@@ -214,6 +214,12 @@ func helloRows() []row {
 		// The EK's certificate.
 		{"certificate: bytes after", bend{hello: certificates(append(bytes.Clone(good), 0))}, true, reasons(reasonEKCertMalformed)},
 		{"certificate: NV padding after", bend{hello: certificates(append(bytes.Clone(good), bytes.Repeat([]byte{0xff}, 100)...))}, true, reasons(reasonEKCertMalformed)},
+		{"certificate: bytes after, though the EK is named", bend{
+			policy: func(c *Config) { c.NamedEKs = true }, named: []Fingerprint{fingerprint}, hello: certificates(append(bytes.Clone(good), 0)),
+		}, true, reasons(reasonEKCertMalformed)},
+		{"certificate: none, though the EK is named", bend{
+			policy: func(c *Config) { c.NamedEKs = true }, named: []Fingerprint{fingerprint}, hello: certificates([]byte{5}),
+		}, true, reasons(reasonEKCertMalformed)},
 		{"certificate: NV wrapper before", bend{hello: certificates(append([]byte{0x10, 0x01, 0x00}, good...))}, true, reasons(reasonEKCertMalformed)},
 		{"certificate: two in one", bend{hello: certificates(slices.Concat(good, good))}, true, reasons(reasonEKCertMalformed)},
 		{"certificate: cut short", bend{hello: certificates(good[:len(good)-1])}, true, reasons(reasonEKCertMalformed)},
@@ -740,10 +746,6 @@ func TestGoodCasesAreAccepted(t *testing.T) {
 		},
 		"bare, allowed": {hello: certificates(), policy: func(c *Config) { c.AllowedEKs = []Fingerprint{p256} }},
 		"bare, named":   {hello: certificates(), policy: func(c *Config) { c.NamedEKs = true }, named: []Fingerprint{{1}, p256}},
-		"odd certificate, named": {
-			hello:  certificates(append(k.intermediate.issue(k.ekKeys["ecc-p256"], nil), 0)),
-			policy: func(c *Config) { c.NamedEKs = true }, named: []Fingerprint{p256},
-		},
 		"no roots, named": {
 			policy: func(c *Config) { c.Roots, c.Intermediates, c.NamedEKs = nil, nil, true }, named: []Fingerprint{p256},
 		},

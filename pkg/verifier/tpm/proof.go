@@ -30,9 +30,9 @@ type VerifiedProof struct {
 	// PCRBank and PCRs are the quoted values.
 	PCRBank string
 	PCRs    []attestation.PCR
-	// eventLogPCRs are the PCRs whose values the event log led to. It is nil without
-	// Config.EventLog.
-	eventLogPCRs []int
+	// EventLogPCRs are the PCRs whose values the event log led to. Events of other PCRs prove
+	// nothing. It is nil without Config.EventLog.
+	EventLogPCRs []int
 }
 
 // proofEvaluation is the state of a proof while it is judged.
@@ -134,7 +134,7 @@ func verifiedProof(h *helloEvaluation, p *proofEvaluation, eventLogPCRs []int) (
 		firmware:     p.quote.firmware,
 		PCRBank:      p.document.PCRBank,
 		PCRs:         p.document.PCRs,
-		eventLogPCRs: eventLogPCRs,
+		EventLogPCRs: eventLogPCRs,
 	}, nil
 }
 
@@ -344,7 +344,8 @@ func (v *Verifier) judgeFirmware(refusals *verifier.Refusals, ek *candidateEK, v
 }
 
 // judgeEventLog judges the event log if the policy requires one. Otherwise it does not read the
-// log. It returns the PCRs whose values the log led to.
+// log. It returns the PCRs whose values the log led to. A PCR that the log does not lead to fails
+// only what the policy asks of that PCR. A log that leads to no PCR is of another boot.
 func (v *Verifier) judgeEventLog(refusals *verifier.Refusals, p *proofEvaluation) []int {
 	document := p.document
 	if !v.eventLog {
@@ -371,11 +372,11 @@ func (v *Verifier) judgeEventLog(refusals *verifier.Refusals, p *proofEvaluation
 		case !isFirmwarePCR(pcr.Index):
 		case bytes.Equal(replayed[pcr.Index], pcr.Value):
 			good = append(good, pcr.Index)
-		default:
+		case slices.Contains(v.eventLogPCRs, pcr.Index):
 			bad = append(bad, pcr.Index)
 		}
 	}
-	if len(bad) > 0 {
+	if len(bad) > 0 || len(good) == 0 {
 		refusals.Add(reasonEventLogMismatch, "event log: does not lead to the values of PCRs %v", bad)
 		return nil
 	}

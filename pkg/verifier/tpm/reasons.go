@@ -128,7 +128,7 @@ func OnlyEKUntrusted(err error) bool {
 	}
 	for _, refusal := range refusals {
 		switch refusal.Reason {
-		case reasonEKUntrusted, reasonEKCertMalformed, reasonEKIsCA, reasonEKUsage, reasonEKSubjectAltName,
+		case reasonEKUntrusted, reasonEKIsCA, reasonEKUsage, reasonEKSubjectAltName,
 			reasonEKCriticalExtension, reasonEKChainExpired, reasonEKChainUnknown, reasonEKChainDenied, reasonEKChainSHA1:
 		default:
 			return false

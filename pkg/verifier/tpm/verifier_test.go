@@ -61,7 +61,7 @@ func TestVerifiedHelloAndProof(t *testing.T) {
 		t.Errorf("certificate: %+v", c)
 	}
 	if evidence.Boot != (verifier.Boot{Resets: 12, Restarts: 3, Clock: 123456789, Safe: true}) || evidence.firmware != 0x0007003d_00000001 || evidence.keyID != "k1" ||
-		!evidence.expires.Equal(testNow.Add(defaultChallengeLifetime)) || evidence.PCRBank != "sha256" || len(evidence.PCRs) != 3 || evidence.eventLogPCRs != nil {
+		!evidence.expires.Equal(testNow.Add(defaultChallengeLifetime)) || evidence.PCRBank != "sha256" || len(evidence.PCRs) != 3 || evidence.EventLogPCRs != nil {
 		t.Errorf("evidence: %+v", evidence)
 	}
 	name, uid, err := p.verifier.HelloReference(p.proof)
