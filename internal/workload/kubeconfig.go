@@ -6,6 +6,8 @@ package workload
 
 import (
 	"errors"
+	"net/netip"
+	"net/url"
 	"strings"
 
 	"k8s.io/client-go/tools/clientcmd"
@@ -14,18 +16,23 @@ import (
 
 // ParseKubeconfig parses the kubeconfig of a workload cluster. Its writer must not make the reader
 // run a program, or send one of the reader's files to a server. So everything must be in the
-// kubeconfig itself. Errors quote nothing of it.
+// kubeconfig itself. The server is no link-local address. Errors quote nothing of it.
 func ParseKubeconfig(kubeconfig []byte) (*clientcmdapi.Config, error) {
 	config, err := clientcmd.Load(kubeconfig)
 	if err != nil || len(kubeconfig) == 0 {
 		return nil, errors.New("does not hold a kubeconfig")
 	}
 	for _, cluster := range config.Clusters {
+		server, err := url.Parse(cluster.Server)
 		switch {
 		case cluster.CertificateAuthority != "":
 			return nil, errors.New("the kubeconfig names a file: certificate-authority")
 		case !strings.HasPrefix(strings.ToLower(cluster.Server), "https://"):
 			return nil, errors.New("the kubeconfig names a server that is not reached by https")
+		case err != nil || server.Hostname() == "":
+			return nil, errors.New("the kubeconfig names a server that is not a URL with a host")
+		case linkLocal(server.Hostname()):
+			return nil, errors.New("the kubeconfig names a server with a link-local address, where platforms serve metadata")
 		case cluster.ProxyURL != "":
 			return nil, errors.New("the kubeconfig wants a way of its own: proxy-url; the environment can name a proxy")
 		case cluster.InsecureSkipTLSVerify:
@@ -39,6 +46,16 @@ func ParseKubeconfig(kubeconfig []byte) (*clientcmdapi.Config, error) {
 		}
 	}
 	return config, nil
+}
+
+// linkLocal reports whether a host is an address in 169.254.0.0/16 (RFC 3927) or fe80::/10 (RFC
+// 4291, section 2.5.6), also as an IPv4-mapped address. Platforms serve metadata there, and no
+// workload cluster. Names are not resolved: the caller's client resolves them again, and Cluster
+// API's ClusterCache also follows redirects. It has no hook for either. docs/threat-model.md says
+// what remains.
+func linkLocal(host string) bool {
+	address, err := netip.ParseAddr(host)
+	return err == nil && address.Unmap().IsLinkLocalUnicast()
 }
 
 // externalReference says which part of a credential is not in the kubeconfig itself.

@@ -54,6 +54,13 @@ func TestKubeconfigImpersonates(t *testing.T) {
 		"no TLS":                  {bytes.Replace(kubeconfig(goodCredential, ""), []byte("https://"), []byte("http://"), 1), "not reached by https"},
 		"no server":               {bytes.Replace(kubeconfig(goodCredential, ""), []byte("https://192.0.2.1:6443"), nil, 1), "not reached by https"},
 		"an unverified server":    {kubeconfig(goodCredential, ", insecure-skip-tls-verify: true"), "insecure-skip-tls-verify"},
+		"metadata":                {withServer("https://169.254.169.254"), "link-local"},
+		"metadata, mapped":        {withServer("https://[::ffff:169.254.169.254]:443/latest"), "link-local"},
+		"metadata, mapped in hex": {withServer("HTTPS://user@[::FFFF:a9fe:a9fe]"), "link-local"},
+		"a neighbour":             {withServer("https://[fe80::1%25eth0]:6443"), "link-local"},
+		"a neighbour, no zone":    {withServer("https://[FE80:0::1]:6443"), "link-local"},
+		"no URL":                  {withServer("https://[fe80::1:6443"), "not a URL"},
+		"no host":                 {withServer("https:///169.254.169.254"), "not a URL"},
 		"a proxy":                 {kubeconfig(goodCredential, ", proxy-url: 'http://192.0.2.7:22'"), "proxy-url"},
 		"empty":                   {nil, "does not hold a kubeconfig"},
 		"not one":                 {[]byte("secret: [text"), "does not hold a kubeconfig"},
@@ -86,6 +93,11 @@ func TestKubeconfigImpersonates(t *testing.T) {
 			}
 		})
 	}
+}
+
+// withServer returns a good kubeconfig with another server.
+func withServer(server string) []byte {
+	return bytes.Replace(kubeconfig(goodCredential, ""), []byte("https://192.0.2.1:6443"), []byte(server), 1)
 }
 
 func TestOnlySecretsAreKubeconfigs(t *testing.T) {

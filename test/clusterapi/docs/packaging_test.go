@@ -328,6 +328,19 @@ func overlayOf(t *testing.T, title string) (dir string) {
 	return dir
 }
 
+// The guide's overlay keeps names and redirects of a tenant's kubeconfig from link-local addresses.
+// It leaves the ports as they are.
+func TestEgressOverlay(t *testing.T) {
+	apply := []string{"apply", "--server-side", "--force-conflicts", "--validate=strict", "-k"}
+	management.mustKubectl(t, append(apply, examples+"/management")...)
+	egress := management.mustKubectl(t, append(apply, overlayOf(t, "egress"), "--dry-run=server",
+		`--output=jsonpath={range .items[?(@.kind=="NetworkPolicy")].spec.egress[*]}{.ports[*].port} {.to}{end}`)...)
+	const want = `443 6443 [{"ipBlock":{"cidr":"0.0.0.0/0","except":["169.254.0.0/16","192.0.2.0/24"]}},{"ipBlock":{"cidr":"::/0","except":["fe80::/10"]}}]`
+	if egress != want {
+		t.Errorf("%s", egress)
+	}
+}
+
 // command returns the one command of the guide that begins so.
 func command(t *testing.T, prefix string) string {
 	t.Helper()
