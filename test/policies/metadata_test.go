@@ -248,7 +248,7 @@ func fields(t *testing.T, content any) metav1.ManagedFieldsEntry {
 		t.Fatal(err)
 	}
 	return metav1.ManagedFieldsEntry{
-		Manager: "test", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "certificates.k8s.io/v1", FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: raw},
+		Manager: "test", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "certificates.k8s.io/v1", FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(string(raw)),
 	}
 }
 
