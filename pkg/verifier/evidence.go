@@ -33,6 +33,8 @@ type Evidence struct {
 	// EventLogPCRs are the PCRs whose values the firmware's event log led to. It is nil if the
 	// policy asks for no log.
 	EventLogPCRs []int
+	// Warnings has the provider's checks that failed and do not refuse the request.
+	Warnings Refusals
 	// Err is a Refusals if the evidence is refused. Any other error means that the evidence could
 	// not be judged now.
 	Err error
@@ -91,6 +93,7 @@ func (e *evaluation) judgeEvidence() {
 		e.deny(ReasonProviderMismatch, "the evidence was judged as another provider's")
 	default:
 		e.ek, e.evidenceAccepted = evidence.EK, true
+		e.warned = append(e.warned, evidence.Warnings...)
 		e.judgeTargetSigner()
 	}
 }

@@ -1062,6 +1062,7 @@ func TestWarnings(t *testing.T) {
 		"I4: unknown":            {Renewal, func(w *world) { w.policy.Credential = Warn; w.in.Request.Spec.Extra = nil }, ReasonUnknownCredential},
 		"I4: no record":          {Renewal, func(w *world) { w.policy.Credential = Warn; w.in.Records = nil }, ReasonUnknownCredential},
 		"I4: yet to be noted":    {Renewal, func(w *world) { w.policy.Credential = Warn; w.record().Certificates = nil }, ReasonUnknownCredential},
+		"A1: the provider warns": {Renewal, func(w *world) { w.in.Evidence.Warnings.Add("ProviderWarns", "x") }, "ProviderWarns"},
 		"T1: counters went back": {Again, func(w *world) { w.in.Evidence.Boot.Resets = 0 }, ReasonBootCountersWentBack},
 		"T1: another AK":         {Again, func(w *world) { w.in.Evidence.AK = "a2" }, ReasonAKChanged},
 

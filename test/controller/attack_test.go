@@ -122,6 +122,16 @@ func TestClaimsOfAnotherMachine(t *testing.T) {
 			}
 		}
 	})
+	t.Run("its own EK with a malformed certificate", func(t *testing.T) {
+		p := f.newPeer(t, b.chip, token, b.name, b.name)
+		document := hello(t, p)
+		document.EKCertificates[0] = append(document.EKCertificates[0], 0)
+		data, err := document.Marshal()
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.refused(t, p.file(t, p.object(t, attestation.HelloSignerName, data)), "AttestationEKCertificateMalformed")
+	})
 	second := b.enrols(t)
 	f.onlyFor(t, first.Leaf, second.Leaf)
 }

@@ -136,7 +136,7 @@ func (p Provider) Judge(_ context.Context, q controller.Question) verifier.Evide
 		return refused(err)
 	}
 	evidence.EK, evidence.AK, evidence.Boot = shown.EK.Fingerprint.String(), hex.EncodeToString(shown.AKName), &shown.Boot
-	evidence.PCRBank, evidence.PCRs, evidence.EventLogPCRs = shown.PCRBank, shown.PCRs, shown.EventLogPCRs
+	evidence.PCRBank, evidence.PCRs, evidence.EventLogPCRs, evidence.Warnings = shown.PCRBank, shown.PCRs, shown.EventLogPCRs, shown.Warnings
 	return evidence
 }
 

@@ -31,8 +31,10 @@ type VerifiedProof struct {
 	PCRBank string
 	PCRs    []attestation.PCR
 	// EventLogPCRs are the PCRs whose values the event log led to. Events of other PCRs prove
-	// nothing. It is nil without Config.EventLog.
+	// nothing. It is nil without Config.EventLog. Warnings name quoted PCRs that the log did not
+	// lead to, and that the policy does not ask for.
 	EventLogPCRs []int
+	Warnings     verifier.Refusals
 }
 
 // proofEvaluation is the state of a proof while it is judged.
@@ -82,7 +84,7 @@ func (parsed *ParsedHello) VerifyProof(request Request, namedEKs []Fingerprint, 
 	if p.quote != nil && same && key != nil && h.ek != nil && h.akKey != nil {
 		p.bound = v.judgeMAC(&refusals, p, h, key)
 	}
-	pcrs := v.judgeEventLog(&refusals, p)
+	pcrs, warnings := v.judgeEventLog(&refusals, p)
 	if p.genuine() {
 		v.judgePCRs(&refusals, p.document)
 		if h.trusted {
@@ -93,7 +95,7 @@ func (parsed *ParsedHello) VerifyProof(request Request, namedEKs []Fingerprint, 
 	if err := refusals.Err(); err != nil {
 		return nil, err
 	}
-	return verifiedProof(h, p, pcrs)
+	return verifiedProof(h, p, pcrs, warnings)
 }
 
 // JudgeWithoutHello judges what can be judged of a proof whose hello is not found. It returns
@@ -121,7 +123,7 @@ func (v *Verifier) JudgeWithoutHello(request Request, now time.Time) error {
 }
 
 // verifiedProof makes each VerifiedProof. No other function accepts a proof.
-func verifiedProof(h *helloEvaluation, p *proofEvaluation, eventLogPCRs []int) (*VerifiedProof, error) {
+func verifiedProof(h *helloEvaluation, p *proofEvaluation, eventLogPCRs []int, warnings verifier.Refusals) (*VerifiedProof, error) {
 	if !h.trusted || !p.genuine() { // not reached: each failed rule adds a refusal
 		return nil, verifier.Refusals{}
 	}
@@ -135,6 +137,7 @@ func verifiedProof(h *helloEvaluation, p *proofEvaluation, eventLogPCRs []int) (
 		PCRBank:      p.document.PCRBank,
 		PCRs:         p.document.PCRs,
 		EventLogPCRs: eventLogPCRs,
+		Warnings:     warnings,
 	}, nil
 }
 
@@ -345,28 +348,29 @@ func (v *Verifier) judgeFirmware(refusals *verifier.Refusals, ek *candidateEK, v
 
 // judgeEventLog judges the event log if the policy requires one. Otherwise it does not read the
 // log. It returns the PCRs whose values the log led to. A PCR that the log does not lead to fails
-// only what the policy asks of that PCR. A log that leads to no PCR is of another boot.
-func (v *Verifier) judgeEventLog(refusals *verifier.Refusals, p *proofEvaluation) []int {
+// only what the policy asks of that PCR, and is a warning otherwise. A log that leads to no PCR is
+// of another boot.
+func (v *Verifier) judgeEventLog(refusals *verifier.Refusals, p *proofEvaluation) (good []int, warnings verifier.Refusals) {
 	document := p.document
 	if !v.eventLog {
-		return nil
+		return nil, nil
 	}
 	if len(document.EventLog) == 0 {
 		refusals.Add(reasonEventLogMissing, "event log: missing")
-		return nil
+		return nil, nil
 	}
 	if document.PCRBank != v.pcrs.Bank {
-		return nil // has been refused
+		return nil, nil // has been refused
 	}
 	replayed, err := replay(document.EventLog, document.PCRBank)
 	if err != nil {
 		refusals.Add(reasonEventLogMalformed, "event log: %v", err)
-		return nil
+		return nil, nil
 	}
 	if !p.genuine() {
-		return nil // already refused: there are no values to compare with
+		return nil, nil // already refused: there are no values to compare with
 	}
-	var good, bad []int
+	var bad, excused []int
 	for _, pcr := range document.PCRs {
 		switch {
 		case !isFirmwarePCR(pcr.Index):
@@ -374,11 +378,19 @@ func (v *Verifier) judgeEventLog(refusals *verifier.Refusals, p *proofEvaluation
 			good = append(good, pcr.Index)
 		case slices.Contains(v.eventLogPCRs, pcr.Index):
 			bad = append(bad, pcr.Index)
+		default:
+			excused = append(excused, pcr.Index)
 		}
 	}
-	if len(bad) > 0 || len(good) == 0 {
-		refusals.Add(reasonEventLogMismatch, "event log: does not lead to the values of PCRs %v", bad)
-		return nil
+	if len(good) == 0 {
+		bad = append(bad, excused...)
 	}
-	return good
+	if len(bad) > 0 {
+		refusals.Add(reasonEventLogMismatch, "event log: does not lead to the values of PCRs %v", bad)
+		return nil, nil
+	}
+	if len(excused) > 0 {
+		warnings.Add(reasonEventLogMismatch, "event log: does not lead to the values of PCRs %v, whose events prove nothing", excused)
+	}
+	return good, warnings
 }

@@ -114,7 +114,7 @@ func reasonMeanings() map[verifier.Reason]string {
 
 		reasonEventLogMissing:   "the event log is missing",
 		reasonEventLogMalformed: "the event log does not parse",
-		reasonEventLogMismatch:  "the event log does not lead to the quoted values",
+		reasonEventLogMismatch:  "the event log does not lead to the quoted values: a warning for PCRs that the policy does not ask for",
 	}
 }
 
