@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"io/fs"
 	"net/url"
+	"path/filepath"
 	"strings"
 
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/trustedfile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -23,25 +25,28 @@ func readBootstrap(path string) (Access, error) {
 		return Access{}, &Error{Misconfigured, hint, fmt.Errorf("bootstrap kubeconfig %s: %w", path, err)}
 	}
 	const shape = "it needs a current-context with an https server and a user with a token or a client certificate"
-	kubeconfig, err := clientcmd.LoadFromFile(path)
+	data, err := trustedfile.Read(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return Access{}, err
 	case errors.Is(err, fs.ErrPermission):
 		return wrong("run it as root", fs.ErrPermission)
 	case err != nil:
+		return wrong(trustedfile.Hint(err, shape), err)
+	}
+	kubeconfig, err := clientcmd.Load(data)
+	if err != nil {
 		// the cause may quote a token
 		return wrong(shape, errors.New("cannot be read as a kubeconfig"))
 	}
-	if err := clientcmd.ResolveLocalPaths(kubeconfig); err != nil {
-		return wrong(shape, err)
-	}
 	proxyURL := ""
 	if current, ok := kubeconfig.Contexts[kubeconfig.CurrentContext]; ok {
-		if user, ok := kubeconfig.AuthInfos[current.AuthInfo]; ok && (user.Exec != nil || user.AuthProvider != nil) {
+		user, hasUser := kubeconfig.AuthInfos[current.AuthInfo]
+		if hasUser && (user.Exec != nil || user.AuthProvider != nil) {
 			return wrong("use a token or a client certificate: an exec plugin here could start this program for ever", errors.New("its user is an exec plugin or an auth provider"))
 		}
-		if cluster, ok := kubeconfig.Clusters[current.Cluster]; ok {
+		cluster, hasCluster := kubeconfig.Clusters[current.Cluster]
+		if hasCluster {
 			if cluster.InsecureSkipTLSVerify {
 				return wrong("set certificate-authority-data instead", errInsecureTLS)
 			}
@@ -50,21 +55,64 @@ func readBootstrap(path string) (Access, error) {
 			}
 			proxyURL = cluster.ProxyURL
 		}
+		if hasUser && hasCluster {
+			if err := inline(filepath.Dir(path), cluster, user); err != nil {
+				return wrong(trustedfile.Hint(err, shape), err)
+			}
+		}
 	}
 	config, err := clientcmd.NewDefaultClientConfig(*kubeconfig, &clientcmd.ConfigOverrides{}).ClientConfig()
 	if err != nil {
 		// it has several lines
 		return wrong(shape, errors.New(strings.Join(strings.Fields(err.Error()), " ")))
 	}
-	if err := rest.LoadTLSFiles(config); err != nil {
-		return wrong(shape, err)
-	}
 	cluster := cache.Origin{Server: config.Host, TLSServerName: config.ServerName, CertificateAuthorityData: config.CAData, ProxyURL: proxyURL}
 	if _, err := ClusterConfig(cluster); err != nil {
 		return wrong(shape, err)
 	}
-	if config.BearerToken == "" && config.BearerTokenFile == "" && len(config.CertData) == 0 {
+	if config.BearerToken == "" && len(config.CertData) == 0 {
 		return wrong(shape, errors.New("its user has neither a token nor a client certificate"))
 	}
 	return Access{Config: config, Cluster: cluster, Source: path, Credential: "bootstrap kubeconfig " + path}, nil
+}
+
+// inline replaces the files that a kubeconfig in dir names by their content, so that client-go
+// reads no file. A worker that is under way does not see a later change of the token's file.
+// client-go's precedence stays: the token's file wins over a token, and data wins over other files.
+func inline(dir string, cluster *clientcmdapi.Cluster, user *clientcmdapi.AuthInfo) error {
+	var token []byte
+	for _, named := range []struct {
+		field string
+		file  *string
+		data  *[]byte
+	}{
+		{"certificate-authority", &cluster.CertificateAuthority, &cluster.CertificateAuthorityData},
+		{"client-certificate", &user.ClientCertificate, &user.ClientCertificateData},
+		{"client-key", &user.ClientKey, &user.ClientKeyData},
+		{"tokenFile", &user.TokenFile, &token},
+	} {
+		if *named.file == "" {
+			continue
+		}
+		path := *named.file
+		if !filepath.IsAbs(path) {
+			path = filepath.Join(dir, path)
+		}
+		content, err := trustedfile.Read(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			// not wrapped: the kubeconfig itself is there
+			return fmt.Errorf("%s: %s: no such file", named.field, path)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", named.field, err)
+		}
+		if len(*named.data) == 0 {
+			*named.data = content
+		}
+		*named.file = ""
+	}
+	if len(token) > 0 {
+		user.Token = strings.TrimSpace(string(token))
+	}
+	return nil
 }

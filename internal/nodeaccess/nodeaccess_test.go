@@ -18,6 +18,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -205,6 +206,40 @@ func TestReadBootstrapAccepts(t *testing.T) {
 				t.Errorf("credential %q, own %v", got.Credential, got.Own)
 			}
 		})
+	}
+}
+
+// A bootstrap kubeconfig, and each file that it names, is refused if another user may write it.
+func TestReadBootstrapRefusesFilesOfOthers(t *testing.T) {
+	ca := newCA(t)
+	_, certificate, key := newCertificate(t)
+	for _, name := range []string{"b.conf", "token", "ca.crt", "tls.crt", "tls.key"} {
+		for how, spoil := range map[string]func(path string) error{
+			"others may write it": func(path string) error { return os.Chmod(path, 0o666) },
+			"not a regular file":  func(path string) error { return errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o600)) },
+		} {
+			t.Run(name+", "+how, func(t *testing.T) {
+				dir := t.TempDir()
+				user := "client-certificate: tls.crt\nclient-key: tls.key"
+				if name == "token" {
+					user = "tokenFile: token"
+				}
+				path := writeFile(t, dir, "b.conf", kubeconfig("server: https://10.0.0.1:6443\ncertificate-authority: ca.crt", user))
+				for file, content := range map[string]string{"token": hunter, "ca.crt": string(ca), "tls.crt": string(certificate), "tls.key": string(key)} {
+					writeFile(t, dir, file, content)
+				}
+				if _, err := readBootstrap(path); err != nil {
+					t.Fatal(err)
+				}
+				if err := spoil(filepath.Join(dir, name)); err != nil {
+					t.Fatal(err)
+				}
+				_, err := readBootstrap(path)
+				if failure := wantError(t, err, Misconfigured); !strings.Contains(failure.Error(), filepath.Join(dir, name)+": ") || !strings.Contains(failure.Error(), how) {
+					t.Error(failure)
+				}
+			})
+		}
 	}
 }
 

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/trustedfile"
 )
 
 // KubeadmFlagsFile is where kubeadm writes the kubelet's flags, --hostname-override among them.
@@ -29,7 +31,7 @@ func FindNodeName(given string) (NodeName, error) { return findNodeName(given, K
 func findNodeName(given, kubeadmFlags string) (NodeName, error) {
 	name := NodeName{Name: given}
 	if name.Name == "" {
-		data, err := os.ReadFile(kubeadmFlags)
+		data, err := trustedfile.Read(kubeadmFlags)
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			return NodeName{}, fmt.Errorf("node name: %w", err)
 		}

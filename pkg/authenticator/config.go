@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/strict"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/trustedfile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
@@ -108,15 +109,19 @@ func DefaultConfig() Config {
 
 // LoadConfig reads a configuration file over the defaults. A missing file is an error unless it is
 // optional. On an error the Config has the defaults, except for the certificate directory and the
-// kubelet's files. These are still read from the file, since a valid certificate there must be
-// printed.
+// kubelet's files. These are still read from the file, even if another user may write it, since a
+// valid certificate there must be printed. That directory has to pass its own check.
 func LoadConfig(path string, optional bool) (Config, error) {
 	c := DefaultConfig()
-	data, err := os.ReadFile(path)
-	if err != nil {
-		if optional && errors.Is(err, os.ErrNotExist) {
-			return c, nil
-		}
+	data, err := trustedfile.Read(path)
+	var untrusted *trustedfile.Error
+	switch {
+	case optional && errors.Is(err, os.ErrNotExist):
+		return c, nil
+	case errors.As(err, &untrusted):
+		findPaths(trustedfile.ReadUntrusted(path), &c)
+		return c, &Failure{Configuration, untrusted.Hint, fmt.Errorf("configuration file %s: %w", path, err)}
+	case err != nil:
 		return c, &Failure{Configuration, "name an existing file with --config", fmt.Errorf("configuration file: %w", err)}
 	}
 	if err := ParseConfig(data, &c); err != nil {

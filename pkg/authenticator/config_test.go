@@ -167,6 +167,22 @@ func TestLoadConfig(t *testing.T) {
 			t.Errorf("got %+v", got)
 		}
 	})
+	// A valid certificate is still found: the folder that such a file names has its own check.
+	t.Run("others may write it", func(t *testing.T) {
+		path := file(t, "apiVersion: "+configAPIVersion+"\nkind: "+configKind+"\ncertDir: /srv/certs\nprovider: insecure\n")
+		if err := os.Chmod(path, 0o666); err != nil {
+			t.Fatal(err)
+		}
+		got, err := LoadConfig(path, true)
+		if failure := wantFailure(t, err, Configuration); !strings.Contains(failure.Error(), "others may write it") || !strings.Contains(failure.Hint, "chmod go-w "+path) {
+			t.Errorf("got %v, hint %s", failure, failure.Hint)
+		}
+		want := DefaultConfig()
+		want.CertDir = "/srv/certs"
+		if got != want {
+			t.Errorf("got %+v", got)
+		}
+	})
 	t.Run("cannot be read", func(t *testing.T) {
 		for _, optional := range []bool{true, false} {
 			dir := t.TempDir()

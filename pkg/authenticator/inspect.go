@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/trustedfile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
@@ -28,7 +29,7 @@ func (a *Authenticator) Identify(ctx context.Context) (*Identity, error) {
 	}
 	node, err := nodeaccess.FindNodeName(a.nodeName)
 	if err != nil {
-		return nil, &Failure{Configuration, "set --node-name", err}
+		return nil, &Failure{Configuration, trustedfile.Hint(err, "set --node-name"), err}
 	}
 	identity := &Identity{NodeName: node.Name, ProviderID: a.providerID, Provider: inspector.Name()}
 	if identity.ProviderID == "" {

@@ -58,7 +58,7 @@ func Reasons() []ReasonInfo {
 	return []ReasonInfo{
 		{Unexpected, 1, "An error that has no reason of its own.", soon},
 		{Usage, 3, "The command line cannot be parsed.", soon},
-		{Configuration, 10, "The configuration file, a flag's value, or the bootstrap kubeconfig is wrong.", soon},
+		{Configuration, 10, "The configuration file, a flag's value, or the bootstrap kubeconfig is wrong, or another user may write such a file.", soon},
 		{execAPI, 11, "KUBERNETES_EXEC_INFO cannot be read, or asks for an API version other than client.authentication.k8s.io/v1 and v1beta1.", soon},
 		{directoryRefused, 12, "The certificate directory or the runtime directory cannot be trusted: another user owns it, others may write into it, or it cannot be read.", soon},
 		{WorkerUnavailable, 13, "The worker could not be started, the worker died, or another process holds its lock.", soon},

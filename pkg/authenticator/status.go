@@ -8,6 +8,7 @@ import (
 	"io/fs"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/trustedfile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -102,7 +103,7 @@ func (s *certificateStatus) setNodeName(a *Authenticator, pair *cache.Pair) {
 	case a.invalid != nil && (err != nil || a.nodeName == ""):
 		s.nodeName = held
 	case err != nil:
-		s.nodeName, s.remark = held, &Failure{Configuration, "set --node-name", err}
+		s.nodeName, s.remark = held, &Failure{Configuration, trustedfile.Hint(err, "set --node-name"), err}
 	case name.Name != held && name.Derived:
 		s.nodeName, s.remark = held, &Failure{Configuration, "set --node-name",
 			fmt.Errorf("the certificate is for node %q, but this host is called %q", held, name.Name)}

@@ -11,7 +11,6 @@ package cache
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -19,6 +18,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/trustedfile"
 )
 
 // DefaultPath is the certificate directory unless the operator names another. It is not below
@@ -37,7 +38,7 @@ const (
 
 const (
 	// maxFileSize bounds every file that is read, in bytes.
-	maxFileSize = 1 << 20
+	maxFileSize = trustedfile.MaxSize
 	// keptAside is how many files set aside are kept per name.
 	keptAside = 3
 
@@ -98,13 +99,11 @@ func (d Dir) Check() error {
 		}
 		return fmt.Errorf("certificate directory %s: %w", d.path, bare(err))
 	}
-	switch {
-	case !info.IsDir():
+	if !info.IsDir() {
 		return &ForeignDirError{d.path, "is not a directory"}
-	case !ownedByUs(info):
-		return &ForeignDirError{d.path, "belongs to another user"}
-	case info.Mode().Perm()&0o022 != 0:
-		return &ForeignDirError{d.path, fmt.Sprintf("others may write into it (mode %04o)", info.Mode().Perm())}
+	}
+	if problem := trustedfile.Problem(info); problem != "" {
+		return &ForeignDirError{d.path, problem}
 	}
 	return nil
 }
@@ -139,13 +138,8 @@ func makeDir(path string) error {
 	return nil
 }
 
-// untrustedFileError says that this program did not write a file, or that others may have changed
-// it since.
-type untrustedFileError struct{ Path, Problem string }
-
-func (e *untrustedFileError) Error() string { return fmt.Sprintf("%s: %s", e.Path, e.Problem) }
-
-// damagedFileError says that a file cannot be parsed. It quotes nothing: the content may be a key.
+// damagedFileError says that a file's content cannot be used. It quotes nothing: the content may be
+// a key.
 type damagedFileError struct{ Path, Problem string }
 
 func (e *damagedFileError) Error() string { return fmt.Sprintf("%s: %s", e.Path, e.Problem) }
@@ -153,33 +147,9 @@ func (e *damagedFileError) Error() string { return fmt.Sprintf("%s: %s", e.Path,
 // Read returns a file's content and whether others may read it. The error is fs.ErrNotExist, an
 // error for which MustBeSetAside returns true, or another error of the file system.
 func (d Dir) Read(name string) (data []byte, exposed bool, err error) {
-	path := d.File(name)
-	// O_NONBLOCK: opening a fifo must not wait for a writer.
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	data, info, err := trustedfile.ReadAt(d.File(name))
 	if err != nil {
-		if errors.Is(err, syscall.ELOOP) {
-			return nil, false, &untrustedFileError{path, "is a symbolic link"}
-		}
-		return nil, false, fmt.Errorf("%s: %w", path, bare(err))
-	}
-	defer func() { _ = f.Close() }()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, false, fmt.Errorf("%s: %w", path, bare(err))
-	}
-	switch {
-	case !info.Mode().IsRegular():
-		return nil, false, &untrustedFileError{path, "is not a regular file"}
-	case !ownedByUs(info):
-		return nil, false, &untrustedFileError{path, "belongs to another user"}
-	case info.Mode().Perm()&0o022 != 0:
-		return nil, false, &untrustedFileError{path, fmt.Sprintf("others may write it (mode %04o)", info.Mode().Perm())}
-	case info.Size() > maxFileSize:
-		return nil, false, &untrustedFileError{path, fmt.Sprintf("is larger than %d bytes", maxFileSize)}
-	}
-	data, err = io.ReadAll(io.LimitReader(f, maxFileSize))
-	if err != nil {
-		return nil, false, fmt.Errorf("%s: %w", path, bare(err))
+		return nil, false, err
 	}
 	return data, info.Mode().Perm()&0o044 != 0, nil
 }
@@ -331,7 +301,7 @@ func (d Dir) EverInstalled() bool {
 // MustBeSetAside reports whether err means that a file exists and must be set aside: it is damaged
 // or not to be trusted.
 func MustBeSetAside(err error) bool {
-	var untrusted *untrustedFileError
+	var untrusted *trustedfile.Error
 	var damaged *damagedFileError
 	return errors.As(err, &untrusted) || errors.As(err, &damaged)
 }
@@ -352,9 +322,3 @@ func (d Dir) OpenLog() (*os.File, error) {
 }
 
 func oldLog(path string) string { return strings.TrimSuffix(path, ".log") + ".old.log" }
-
-// ownedByUs reports whether this user or root owns a file.
-func ownedByUs(info fs.FileInfo) bool {
-	stat, ok := info.Sys().(*syscall.Stat_t)
-	return ok && (stat.Uid == 0 || int(stat.Uid) == os.Geteuid())
-}

@@ -244,7 +244,7 @@ func readRecord[T any](d Dir, name string, parse func([]byte) (*T, error)) (*T, 
 		return nil, err
 	case exposed && name == PendingFile:
 		// Unlike the current certificate, a pending key can be replaced without loss.
-		return nil, &untrustedFileError{d.File(name), "others may read the key in it"}
+		return nil, &damagedFileError{d.File(name), "others may read the key in it"}
 	}
 	record, err := parse(data)
 	if err != nil {

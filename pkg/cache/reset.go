@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/trustedfile"
 )
 
 // Remove deletes a file durably if this program could have written it: a regular file of this user.
@@ -23,13 +25,14 @@ func Remove(path string) (removed bool, err error) {
 	if err != nil {
 		return false, fmt.Errorf("%s: %w", path, bare(err))
 	}
+	const hint = "remove it yourself if nothing needs it"
 	switch {
 	case info.Mode()&fs.ModeSymlink != 0:
-		return false, &untrustedFileError{path, "is a symbolic link"}
+		return false, &trustedfile.Error{Path: path, Problem: "is a symbolic link", Hint: hint}
 	case !info.Mode().IsRegular():
-		return false, &untrustedFileError{path, "is not a regular file"}
-	case !ownedByUs(info):
-		return false, &untrustedFileError{path, "belongs to another user"}
+		return false, &trustedfile.Error{Path: path, Problem: "is not a regular file", Hint: hint}
+	case !trustedfile.OwnedByUs(info):
+		return false, &trustedfile.Error{Path: path, Problem: "belongs to another user", Hint: hint}
 	}
 	if err := os.Remove(path); err != nil {
 		return false, &WriteError{path, err}
@@ -59,7 +62,7 @@ func (l *Lock) Reset(bootstrap func(data []byte) bool) (removed []string, left [
 		if name == BootstrapFile {
 			data, _, err := l.dir.Read(name)
 			if err == nil && !bootstrap(data) {
-				err = &untrustedFileError{l.dir.File(name), "is not a copy that this program made"}
+				err = &damagedFileError{l.dir.File(name), "is not a copy that this program made"}
 			}
 			if errors.Is(err, fs.ErrNotExist) {
 				continue

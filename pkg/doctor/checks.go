@@ -17,7 +17,7 @@ type Check struct {
 // Checks lists all checks in the order of the report.
 func Checks() []Check {
 	return []Check{
-		{"configuration", "the configuration file, with the flags given", "it does not parse, a value is wrong, others may write to it; the directory of metricsTextfile is missing (warning)", "see configuration.md", checkConfiguration},
+		{"configuration", "the configuration file, with the flags given", "it does not parse, a value is wrong, another user may write or replace it; the directory of metricsTextfile is missing (warning)", "see configuration.md", checkConfiguration},
 		{"tpm", "whether the TPM can be opened and read: its identity and its keys", "absent, no right to open it, in use, a command is refused or hangs",
 			"enable the TPM in the firmware, load its driver; `tpm selftest` tries each command", checkTPM},
 		{"ek-certificate", "the certificates of the endorsement keys in the TPM", "none, or none that can be read (warning: an inventory can name the key instead); the TPM creates the key again each time (warning)",
@@ -28,7 +28,7 @@ func Checks() []Check {
 			"`chown root`, `chmod 0700`, files 0600", checkDirectory},
 		{"certificate", "the node's certificate, by this machine's clock", "none, damaged, expired, another node's; not yet valid, or renewal overdue (warning)",
 			"the checks below say why there is no new one", checkCertificate},
-		{"bootstrap-kubeconfig", "the bootstrap kubeconfig: owner, mode, content", "needed and missing (warning while the certificate is valid), others may read the credential, an exec user, no CA check; it is the only one, and for another cluster",
+		{"bootstrap-kubeconfig", "the bootstrap kubeconfig: owner, mode, content", "needed and missing (warning while the certificate is valid), others may read the credential, or write or replace the file, an exec user, no CA check; it is the only one, and for another cluster",
 			"write one, 0600, with a token or a client certificate", checkBootstrapFile},
 		{"clock", "the difference between this machine's clock and the Date header of the API server's answer", "30 s off (warning), 5 min off, or the API server's certificate is valid at another time only",
 			"set the clock with chrony or systemd-timesyncd", checkClock},

@@ -374,10 +374,11 @@ func TestFiles(t *testing.T) {
 			map[string]Status{"certificate-directory": Failure, "certificate-accepted": Skipped, "certificate-writes": Skipped, "bootstrap-kubeconfig": Failure, "csr-create": Skipped, "csr-watch": Skipped, "bootstrap-credential": Skipped},
 			[]string{"certificate-directory: chmod 0700"}},
 		"directory open to look into": {func(m *machine) { m.chmod(m.certs.Path(), 0o755) }, map[string]Status{"certificate-directory": Warning}, nil},
-		"a folder above is writable":  {func(m *machine) { m.chmod(m.root, 0o777) }, map[string]Status{"certificate-directory": Failure, "kubelet-exec": Failure}, []string{"certificate-directory: another directory"}},
-		"key readable by others":      {func(m *machine) { m.chmod(current(m), 0o644) }, map[string]Status{"certificate-directory": Failure}, []string{"certificate-directory: others may read the credential"}},
-		"state readable by others":    {func(m *machine) { m.chmod(m.certs.File(cache.StateFile), 0o644) }, map[string]Status{"certificate-directory": Warning}, nil},
-		"state writable by others":    {func(m *machine) { m.chmod(m.certs.File(cache.StateFile), 0o666) }, map[string]Status{"ek-template": Skipped, "certificate-directory": Failure, "last-result": Warning, "signer": Warning}, nil},
+		"a folder above is writable": {func(m *machine) { m.chmod(m.root, 0o777) }, map[string]Status{"certificate-directory": Failure, "configuration": Failure, "bootstrap-kubeconfig": Warning, "kubelet-kubeconfig": Failure, "kubelet-exec": Skipped},
+			[]string{"certificate-directory: others may write into it", "configuration: chmod go-w"}},
+		"key readable by others":   {func(m *machine) { m.chmod(current(m), 0o644) }, map[string]Status{"certificate-directory": Failure}, []string{"certificate-directory: others may read the credential"}},
+		"state readable by others": {func(m *machine) { m.chmod(m.certs.File(cache.StateFile), 0o644) }, map[string]Status{"certificate-directory": Warning}, nil},
+		"state writable by others": {func(m *machine) { m.chmod(m.certs.File(cache.StateFile), 0o666) }, map[string]Status{"ek-template": Skipped, "certificate-directory": Failure, "last-result": Warning, "signer": Warning}, nil},
 		"a link in a file's place": {func(m *machine) {
 			if err := errors.Join(os.Rename(current(m), current(m)+".real"), os.Symlink(current(m)+".real", current(m))); err != nil {
 				m.t.Fatal(err)
@@ -399,7 +400,8 @@ func TestFiles(t *testing.T) {
 		"configuration wrong": {func(m *machine) {
 			m.configErr = &authenticator.Failure{Reason: authenticator.Configuration, Hint: "see docs", Err: errors.New("unknown field")}
 		}, map[string]Status{"configuration": Failure}, []string{"configuration: unknown field", "configuration: see docs"}},
-		"configuration writable by others": {func(m *machine) { m.write(filepath.Join(m.root, "config.yaml"), "", 0o666) }, map[string]Status{"configuration": Failure}, nil},
+		"configuration writable by others": {func(m *machine) { m.write(filepath.Join(m.root, "config.yaml"), "", 0o666) }, map[string]Status{"configuration": Failure}, []string{"configuration: others may write it (UID 0, mode 0666)", "configuration: chown root"}},
+		"configuration is a fifo":          {func(m *machine) { m.fifo(filepath.Join(m.root, "config.yaml")) }, map[string]Status{"configuration": Failure}, []string{"configuration: not a regular file"}},
 		"configuration readable by others": {func(m *machine) { m.write(filepath.Join(m.root, "config.yaml"), "", 0o644) }, nil, nil},
 		"metrics":                          {func(m *machine) { m.config.MetricsTextfile = filepath.Join(m.root, "x.prom") }, nil, nil},
 		"metrics, no directory": {func(m *machine) { m.config.MetricsTextfile = filepath.Join(m.root, "none", "x.prom") },
@@ -466,6 +468,8 @@ func TestTheBootstrapCredential(t *testing.T) {
 			m.cluster.Server = "http://127.0.0.1:1"
 			m.writeBootstrap("{token: " + token + "}")
 		}, refused, nil},
+		"writable by others": {func(m *machine) { m.bare(); m.chmod(m.bootstrap, 0o666) }, refused, []string{"bootstrap-kubeconfig: others may write it", "bootstrap-kubeconfig: chmod go-w"}},
+		"a fifo":             {func(m *machine) { m.bare(); m.fifo(m.bootstrap) }, refused, []string{"bootstrap-kubeconfig: not a regular file"}},
 		"readable by others": {func(m *machine) { m.bare(); m.chmod(m.bootstrap, 0o644) }, with(fresh, "bootstrap-kubeconfig", Failure), []string{"bootstrap-kubeconfig: others may read the credential"}},
 		"in the certificate directory": {func(m *machine) {
 			m.bare()

@@ -11,9 +11,9 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/trustedfile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
@@ -22,8 +22,7 @@ import (
 type sensitivity int
 
 const (
-	plain  sensitivity = iota // others may read it
-	secret                    // no other user may read it
+	secret sensitivity = iota // no other user may read it
 	quiet                     // others have no business with it
 )
 
@@ -34,10 +33,8 @@ func judgeFile(path string, info fs.FileInfo, holds sensitivity) finding {
 	switch {
 	case !info.Mode().IsRegular():
 		return failure("remove "+path, "%s: is not a regular file", path)
-	case !ownedByUs(info):
-		return failure("chown root "+path, "%s: belongs to another user", path)
-	case mode&0o022 != 0:
-		return failure("chmod 0600 "+path, "%s: others may write it (mode %04o)", path, mode)
+	case trustedfile.Problem(info) != "":
+		return failure(trustedfile.Remedy(path), "%s: %s", path, trustedfile.Problem(info))
 	case holds == secret && mode&0o044 != 0:
 		return failure("chmod 0600 "+path+", and have a new credential made: somebody may have read this one", "%s: others may read the credential in it (mode %04o)", path, mode)
 	case holds == quiet && mode&0o044 != 0:
@@ -46,22 +43,15 @@ func judgeFile(path string, info fs.FileInfo, holds sensitivity) finding {
 	return ok("%s: mode %04o", path, mode)
 }
 
-// ownedByUs reports whether root or this user owns a file.
-func ownedByUs(info fs.FileInfo) bool {
-	stat, ok := info.Sys().(*syscall.Stat_t)
-	return ok && (stat.Uid == 0 || int(stat.Uid) == os.Geteuid())
-}
-
 func checkConfiguration(_ context.Context, e *examination) finding {
 	var f finding
-	info, err := os.Stat(e.ConfigFile)
-	switch {
+	switch _, err := trustedfile.Read(e.ConfigFile); {
 	case errors.Is(err, fs.ErrNotExist):
 		f = ok("no file %s: flags and defaults", e.ConfigFile)
 	case err != nil:
-		f = skipped("%v", err)
+		f = judgeTrust(err)
 	default:
-		f = judgeFile(e.ConfigFile, info, plain)
+		f = ok("%s", e.ConfigFile)
 	}
 	if errors.Is(e.ConfigErr, fs.ErrPermission) {
 		return skipped("%s: %v: the other checks go by flags and defaults", e.ConfigFile, errNeedsRoot)
@@ -126,21 +116,21 @@ func checkDirectory(_ context.Context, e *examination) finding {
 	return worst(append(findings, judgeEntries(path, entries)...)...)
 }
 
-// judgeParents finds folders above in which others could replace this directory.
-func judgeParents(path string) []finding {
-	var findings []finding
-	for parent := filepath.Dir(path); ; parent = filepath.Dir(parent) {
-		info, err := os.Stat(parent)
-		if err == nil {
-			open := info.Mode().Perm()&0o022 != 0 && info.Mode()&fs.ModeSticky == 0
-			if open || !ownedByUs(info) {
-				findings = append(findings, failure(fmt.Sprintf("chown root %s; chmod go-w %[1]s", parent), "%s: others may put another directory in the place of %s", parent, path))
-			}
-		}
-		if parent == filepath.Dir(parent) {
-			return findings
-		}
+// judgeTrust makes a finding of an error of package trustedfile.
+func judgeTrust(err error) finding {
+	var untrusted *trustedfile.Error
+	if errors.As(err, &untrusted) {
+		return failure(untrusted.Hint, "%v", err)
 	}
+	return skipped("%v", err)
+}
+
+// judgeParents finds a folder above in which others could replace this path.
+func judgeParents(path string) []finding {
+	if err := trustedfile.Check(filepath.Dir(path)); err != nil {
+		return []finding{judgeTrust(fmt.Errorf("%s: %w", path, err))}
+	}
+	return nil
 }
 
 func judgeEntries(dir string, entries []os.DirEntry) []finding {

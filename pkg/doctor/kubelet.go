@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/trustedfile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
 
@@ -119,7 +120,7 @@ func checkKubeletRotation(_ context.Context, e *examination) finding {
 		case errors.Is(err, fs.ErrPermission):
 			return skipped("%v: run this as root", err)
 		case err != nil:
-			return failure("correct the file, so that the kubelet can read it", "%v", err)
+			return failure(trustedfile.Hint(err, "correct the file, so that the kubelet can read it"), "%v", err)
 		case on:
 			return failure(enableRemedy, "%s: the kubelet uses the plugin's certificate only to request another one without attestation", source)
 		}
@@ -169,7 +170,7 @@ func (e *examination) judgeConf(k kubelet.Kubeconfig) finding {
 		if errors.Is(k.Problem, fs.ErrPermission) {
 			return skipped("%s: %v", k.Path, errNeedsRoot)
 		}
-		return failure("correct it: owner root, mode 0600, a current-context with a cluster and a user", "%v", k.Problem)
+		return failure(trustedfile.Hint(k.Problem, "correct it: a current-context with a cluster and a user"), "%v", k.Problem)
 	}
 	// With any other user, or a kind that is not known here, the kubelet bypasses the plugin.
 	return failure("move it away, and: "+rewrite, "%s: %s", k.Path, k.Kind)
@@ -193,7 +194,11 @@ func judgeExec(k kubelet.Kubeconfig) finding {
 	if k.Kind != kubelet.Ours {
 		return skipped("the plugin is not its user: see kubelet-kubeconfig")
 	}
-	config, err := clientcmd.LoadFromFile(k.Path)
+	data, err := trustedfile.Read(k.Path)
+	if err != nil {
+		return skipped("see kubelet-kubeconfig")
+	}
+	config, err := clientcmd.Load(data)
 	if err != nil {
 		return skipped("see kubelet-kubeconfig")
 	}
@@ -241,8 +246,8 @@ func judgeCommand(command string) []finding {
 		return []finding{failure(remedy, "command %s: is not a regular file", command)}
 	case info.Mode().Perm()&0o111 == 0:
 		return []finding{failure("chmod 0755 "+command, "command %s: is not executable (mode %04o)", command, info.Mode().Perm())}
-	case !ownedByUs(info) || info.Mode().Perm()&0o022 != 0:
-		return []finding{failure("chown root "+command+"; chmod 0755 "+command, "command %s: others than root may write it, and the kubelet starts it as root", command)}
+	case trustedfile.Problem(info) != "":
+		return []finding{failure(trustedfile.Remedy(command), "command %s: %s, and the kubelet starts it as root", command, trustedfile.Problem(info))}
 	}
 	return judgeParents(command)
 }

@@ -27,6 +27,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 	"unicode"
@@ -277,6 +278,14 @@ func (m *machine) answer(w http.ResponseWriter, r *http.Request) {
 func (m *machine) write(path, content string, mode os.FileMode) {
 	m.t.Helper()
 	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o600), os.Chmod(path, mode)); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// fifo puts a fifo in a file's place.
+func (m *machine) fifo(path string) {
+	m.t.Helper()
+	if err := errors.Join(os.RemoveAll(path), syscall.Mkfifo(path, 0o600)); err != nil {
 		m.t.Fatal(err)
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/trustedfile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
 
@@ -191,7 +192,7 @@ func (k *kubeletProcess) rotates() (rotates bool, source string, err error) {
 		return false, source, err
 	}
 	for _, path := range paths {
-		data, err := os.ReadFile(path)
+		data, err := trustedfile.Read(path)
 		if err != nil {
 			return false, source, err
 		}

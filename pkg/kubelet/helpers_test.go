@@ -90,6 +90,7 @@ func newMachine(t testing.TB) *machine {
 		EnvFile: filepath.Join(root, "run/kubelet.env"), Manifests: filepath.Join(root, "etc/manifests"), Certs: cache.At(filepath.Join(root, "certs")),
 		KubeletConfig: filepath.Join(root, "kubelet.yaml"), Exec: Exec{Command: program},
 	}}
+	m.must(os.Chmod(root, 0o755)) // whatever the umask
 	m.put(m.Config, nil)
 	m.put(m.KubeletConfig, nil)
 	m.must(os.MkdirAll(m.Manifests, 0o755))

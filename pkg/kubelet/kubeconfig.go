@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io/fs"
 	"net/url"
-	"os"
 	"path/filepath"
 	"strings"
 
@@ -17,6 +16,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/trustedfile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -102,10 +102,19 @@ func isOurs(command, ours string) bool {
 }
 
 // ReadKubeconfig reads a kubeconfig. ours is the command that this program would write into it. If
-// ours is empty, the program is recognised by its name alone.
+// ours is empty, the program is recognised by its name alone. A file is Unreadable if another user
+// could have written or replaced it, or if it is a symbolic link.
 func ReadKubeconfig(path, ours string) Kubeconfig {
+	if err := trustedfile.Check(filepath.Dir(path)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return Kubeconfig{Path: path, Kind: Unreadable, Problem: err, unknown: !cache.MustBeSetAside(err)}
+	}
+	return readKubeconfigAt(path, ours)
+}
+
+// readKubeconfigAt is ReadKubeconfig without a look at the folders.
+func readKubeconfigAt(path, ours string) Kubeconfig {
 	k := Kubeconfig{Path: path}
-	data, _, err := cache.At(filepath.Dir(path)).Read(filepath.Base(path))
+	data, _, err := trustedfile.ReadAt(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		k.Kind = Missing
 		return k
@@ -191,7 +200,7 @@ func (k *Kubeconfig) readCluster(cluster *clientcmdapi.Cluster) (cache.Origin, e
 
 // ReadCA reads a file with an API server's CA.
 func ReadCA(path string) ([]byte, error) {
-	data, err := os.ReadFile(path)
+	data, err := trustedfile.Read(path)
 	if err != nil {
 		return nil, err
 	}

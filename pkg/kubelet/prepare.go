@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/trustedfile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -145,6 +146,12 @@ func (p *preparation) whyNot() (string, error) {
 		return "there is no configuration file " + p.Config, nil
 	}
 	p.kubeconfig = ReadKubeconfig(p.Kubeconfig, p.Exec.Command)
+	var untrusted *trustedfile.Error
+	if errors.As(p.kubeconfig.Problem, &untrusted) && untrusted.Path != p.Kubeconfig && p.Certs.EverInstalled() {
+		// The kubelet uses the file in such a folder all the same: a node that has joined goes on.
+		p.Problems = append(p.Problems, untrusted)
+		p.kubeconfig = readKubeconfigAt(p.Kubeconfig, p.Exec.Command)
+	}
 	if p.kubeconfig.unknown {
 		return "", p.kubeconfig.Problem
 	}

@@ -371,6 +371,28 @@ func TestPrepareIsKilled(t *testing.T) {
 	}
 }
 
+// A node that has joined is not stopped because the folder of kubelet.conf is open. But a machine
+// joins no cluster that another user may name.
+func TestPrepareWithAnOpenFolder(t *testing.T) {
+	cluster := newCluster(t, "https://10.0.0.1:6443")
+	for _, joined := range []bool{true, false} {
+		m := newMachine(t)
+		m.put(m.Kubeconfig, kubeconfig(t, cluster, execUser(program)))
+		m.put(m.Certs.File(cache.BootstrapFile), kubeconfig(t, cluster, token("one")))
+		if joined {
+			m.enrolled(cluster)
+		}
+		m.must(os.Chmod(filepath.Dir(m.Kubeconfig), 0o777))
+		p, err := Prepare(m.Setup, func(string) {})
+		if joined && (err != nil || !p.Enabled || len(p.Problems) == 0 || !strings.Contains(errors.Join(p.Problems...).Error(), "others may write into it")) {
+			t.Errorf("joined: %+v, %v", p, err)
+		}
+		if unprepared := new(UnpreparedError); !joined && (!errors.As(err, &unprepared) || p.Enabled) {
+			t.Errorf("not joined: %+v, %v", p, err)
+		}
+	}
+}
+
 // Without its environment file the kubelet would fetch a certificate by itself, with the bootstrap
 // kubeconfig that is there: then it must not start.
 func TestKubeletMustNotStart(t *testing.T) {

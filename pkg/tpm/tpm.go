@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"github.com/gofrs/flock"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/trustedfile"
 )
 
 // LockFile is the name of the lock in Options.LockDir.
@@ -151,12 +153,8 @@ func lock(ctx context.Context, dir string) (unlock func(), err error) {
 	if err != nil {
 		return nil, &LockError{path, err}
 	}
-	owner, ok := info.Sys().(*syscall.Stat_t)
-	switch {
-	case !ok || owner.Uid != 0 && int(owner.Uid) != os.Geteuid():
-		return nil, &UntrustedLockError{fmt.Sprintf("directory %s belongs to another user", dir)}
-	case info.Mode().Perm()&0o022 != 0:
-		return nil, &UntrustedLockError{fmt.Sprintf("others may write into directory %s (mode %04o)", dir, info.Mode().Perm())}
+	if problem := trustedfile.Problem(info); problem != "" {
+		return nil, &UntrustedLockError{fmt.Sprintf("directory %s %s", dir, problem)}
 	}
 	l := flock.New(path, flock.SetFlag(os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW))
 	wait, cancel := context.WithTimeout(ctx, lockWait)

@@ -9,9 +9,12 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"errors"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -80,6 +83,37 @@ func TestBadInput(t *testing.T) {
 		"bootstrap user is an exec plugin": {10, "exec plugin", func(t *testing.T, n *node) {
 			harness.WriteFile(t, n.bootstrap, n.ExecKubeconfig("client.authentication.k8s.io/v1", n.plugin, nil, nil, true))
 		}},
+		"bootstrap kubeconfig of another user": {10, "bootstrap.kubeconfig: belongs to another user (UID 4711, mode 0666)", func(t *testing.T, n *node) {
+			giveAway(t, n.bootstrap, 0o666)
+		}},
+		"bootstrap kubeconfig that others may write": {10, "others may write it", func(t *testing.T, n *node) {
+			harness.Must(t, os.Chmod(n.bootstrap, 0o666))
+		}},
+		"bootstrap kubeconfig in a folder of another user": {10, "belongs to another user", func(t *testing.T, n *node) {
+			giveAway(t, filepath.Dir(n.bootstrap), 0o755)
+		}},
+		"bootstrap kubeconfig is a fifo": {10, "not a regular file", func(t *testing.T, n *node) {
+			harness.Must(t, errors.Join(os.Remove(n.bootstrap), syscall.Mkfifo(n.bootstrap, 0o600)))
+		}},
+		"token file of another user": {10, "token: belongs to another user", func(t *testing.T, n *node) {
+			token := filepath.Join(filepath.Dir(n.bootstrap), "token")
+			content, err := os.ReadFile(n.bootstrap)
+			harness.Must(t, err)
+			named := regexp.MustCompile(`token: .*`).ReplaceAll(content, []byte("tokenFile: token"))
+			harness.WriteFile(t, n.bootstrap, named)
+			harness.WriteFile(t, token, []byte("abcdef.0123456789abcdef"))
+			giveAway(t, token, 0o666)
+		}},
+		"configuration of another user": {10, "belongs to another user (UID 4711, mode 0666)", func(t *testing.T, n *node) {
+			giveAway(t, n.configure(t), 0o666)
+		}},
+		"configuration in a folder that others may write": {10, "others may write into it", func(t *testing.T, n *node) {
+			harness.Must(t, os.Chmod(filepath.Dir(n.configure(t)), 0o777))
+		}},
+		"configuration is a fifo": {10, "not a regular file", func(t *testing.T, n *node) {
+			path := n.configure(t)
+			harness.Must(t, errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o600)))
+		}},
 		"nonsense in KUBERNETES_EXEC_INFO": {11, "KUBERNETES_EXEC_INFO", func(_ *testing.T, n *node) {
 			n.env = append(n.env, "KUBERNETES_EXEC_INFO={nonsense")
 		}},
@@ -132,6 +166,33 @@ func TestBadInput(t *testing.T) {
 			}
 			t.Logf("%s", lines[0])
 		})
+	}
+}
+
+// configure writes a valid configuration file, and returns its path.
+func (n *node) configure(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	harness.WriteFile(t, path, []byte("apiVersion: authenticator.cluster.x-k8s.io/v1alpha1\nkind: KubeletAuthenticatorConfiguration\n"))
+	n.args = append(n.args, "--config="+path)
+	return path
+}
+
+// giveAway makes a path another user's.
+func giveAway(t *testing.T, path string, mode os.FileMode) {
+	t.Helper()
+	needRoot(t)
+	harness.Must(t, errors.Join(os.Chmod(path, mode), os.Chown(path, 4711, 4711)))
+}
+
+// A file that another user may write changes nothing on a node with a valid certificate.
+func TestUntrustedFilesTakeNoNodeDown(t *testing.T) {
+	n := renewingNode(t)
+	old := n.install(t, time.Now().Add(-time.Minute), time.Now().Add(time.Hour))
+	giveAway(t, n.configure(t), 0o666)
+	giveAway(t, n.bootstrap, 0o666)
+	if r := n.run(t); r.Code != 0 || !r.Leaf.Equal(old.Leaf) || !strings.Contains(r.Stderr, "belongs to another user") {
+		t.Errorf("exit code %d: %s", r.Code, r.Stderr)
 	}
 }
 

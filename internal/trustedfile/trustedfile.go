@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package trustedfile reads files that decide what this program does. It refuses a file that
+// another user than root and this one could have written or replaced.
+package trustedfile
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+)
+
+// MaxSize bounds every file that is read, in bytes.
+const MaxSize = 1 << 20
+
+// maxLinks is how many symbolic links a path may have, as in Linux (path_resolution(7)).
+const maxLinks = 40
+
+// Error says that another user may decide what a path leads to, or that it is no readable file. It
+// quotes nothing of the file.
+type Error struct {
+	// Path is the file, or the link or folder on the way to it that is the problem.
+	Path, Problem string
+	// Hint says what can be done.
+	Hint string
+}
+
+func (e *Error) Error() string { return e.Path + ": " + e.Problem }
+
+// Hint returns the hint of an *Error in err, otherwise the other one.
+func Hint(err error, otherwise string) string {
+	var untrusted *Error
+	if errors.As(err, &untrusted) {
+		return untrusted.Hint
+	}
+	return otherwise
+}
+
+// Problem says why a file or directory cannot be trusted, "" if it can: root or this user must own
+// it, and neither its group nor others may write it. The group root is no exception: containers
+// with any UID can have it. OpenSSH's StrictModes has the same rule.
+func Problem(info fs.FileInfo) string {
+	var uid uint32
+	if stat, ok := info.Sys().(*syscall.Stat_t); ok {
+		uid = stat.Uid
+	}
+	mode, write := info.Mode().Perm(), "write it"
+	if info.IsDir() {
+		write = "write into it"
+	}
+	switch {
+	case !OwnedByUs(info):
+		return fmt.Sprintf("belongs to another user (UID %d, mode %04o)", uid, mode)
+	case mode&0o022 != 0:
+		return fmt.Sprintf("others may %s (UID %d, mode %04o)", write, uid, mode)
+	}
+	return ""
+}
+
+// Remedy returns the commands that make a path trusted.
+func Remedy(path string) string { return fmt.Sprintf("chown root %s; chmod go-w %[1]s", path) }
+
+// Read returns the content of a regular file. Each folder and each symbolic link on the way to it,
+// and the file itself, must pass Problem. A folder with the sticky bit, such as /tmp, may be
+// writable by others: they cannot replace our entries. The error is an *Error, fs.ErrNotExist, or
+// another error of the file system.
+func Read(path string) ([]byte, error) {
+	resolved, err := resolve(path)
+	if err != nil {
+		return nil, err
+	}
+	data, _, err := ReadAt(resolved)
+	return data, err
+}
+
+// Check returns the error that Read would return because of owners and modes. The path may be a
+// directory, too.
+func Check(path string) error {
+	_, err := resolve(path)
+	return err
+}
+
+// ReadAt is Read without a look at the folders: the caller has checked them. It refuses a symbolic
+// link in the file's place.
+func ReadAt(path string) ([]byte, fs.FileInfo, error) {
+	data, info, err := readRegular(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	if problem := Problem(info); problem != "" {
+		return nil, nil, &Error{path, problem, Remedy(path)}
+	}
+	return data, info, nil
+}
+
+// ReadUntrusted returns the content of a regular file that anybody may have written. It returns
+// nil if there is none.
+func ReadUntrusted(path string) []byte {
+	resolved, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return nil
+	}
+	data, _, err := readRegular(resolved)
+	if err != nil {
+		return nil
+	}
+	return data
+}
+
+// readRegular never blocks, and does not open a device: an open can rewind a tape.
+func readRegular(path string) ([]byte, fs.FileInfo, error) {
+	special := &Error{path, "is not a regular file", "put a regular file there"}
+	info, err := os.Lstat(path)
+	switch {
+	case err != nil:
+		return nil, nil, bare(path, err)
+	case info.Mode()&fs.ModeSymlink != 0:
+		return nil, nil, &Error{path, "is a symbolic link", "put a regular file there"}
+	case !info.Mode().IsRegular():
+		return nil, nil, special
+	}
+	// O_NONBLOCK: since Lstat, a fifo may have come in its place.
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, nil, bare(path, err)
+	}
+	defer func() { _ = f.Close() }() // it was only read
+	if info, err = f.Stat(); err != nil {
+		return nil, nil, bare(path, err)
+	}
+	if !info.Mode().IsRegular() {
+		return nil, nil, special
+	}
+	data, err := io.ReadAll(io.LimitReader(f, MaxSize+1))
+	if err != nil {
+		return nil, nil, bare(path, err)
+	}
+	if len(data) > MaxSize {
+		return nil, nil, &Error{path, fmt.Sprintf("is larger than %d bytes", MaxSize), "put a smaller file there"}
+	}
+	return data, info, nil
+}
+
+// resolve follows a path from / on, as the kernel does, and checks each step. It returns the path
+// without links. An entry of a sticky folder must be ours even if it is only a link.
+func resolve(path string) (string, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	at, left, links := "/", strings.Split(path, "/"), 0
+	root, err := os.Lstat(at)
+	if err != nil {
+		return "", err
+	}
+	if err := judge(at, root, true); err != nil {
+		return "", err
+	}
+	for len(left) > 0 {
+		name := left[0]
+		left = left[1:]
+		if name == "" || name == "." {
+			continue
+		}
+		// at has no links, so that ".." is its parent
+		next := filepath.Join(at, name)
+		info, err := os.Lstat(next)
+		if err != nil {
+			return "", bare(next, err)
+		}
+		if info.Mode()&fs.ModeSymlink == 0 {
+			if err := judge(next, info, len(left) > 0); err != nil {
+				return "", err
+			}
+			at = next
+			continue
+		}
+		// a link's mode means nothing
+		if !OwnedByUs(info) {
+			return "", &Error{next, "is a symbolic link of another user", "remove it, or chown -h root " + next}
+		}
+		if links++; links > maxLinks {
+			return "", bare(path, syscall.ELOOP)
+		}
+		target, err := os.Readlink(next)
+		if err != nil {
+			return "", bare(next, err)
+		}
+		if filepath.IsAbs(target) {
+			at = "/"
+		}
+		left = append(strings.Split(target, "/"), left...)
+	}
+	return at, nil
+}
+
+// judge returns an *Error if an entry of the path cannot be trusted. It is a folder if the path
+// goes on below it.
+func judge(path string, info fs.FileInfo, folder bool) error {
+	problem := Problem(info)
+	if folder && info.Mode()&fs.ModeSticky != 0 && OwnedByUs(info) {
+		problem = ""
+	}
+	if problem != "" {
+		return &Error{path, problem, Remedy(path)}
+	}
+	return nil
+}
+
+// OwnedByUs reports whether root or this user owns a file.
+func OwnedByUs(info fs.FileInfo) bool {
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	return ok && (stat.Uid == 0 || int(stat.Uid) == os.Geteuid())
+}
+
+// bare replaces the operation and path of a file system error by the path.
+func bare(path string, err error) error {
+	var of *fs.PathError
+	if errors.As(err, &of) {
+		err = of.Err
+	}
+	return fmt.Errorf("%s: %w", path, err)
+}
