@@ -14,12 +14,22 @@ import (
 )
 
 // hidden are characters that unicode.IsPrint accepts, although a reader does not see each of them
-// where it stands: marks are drawn over their neighbours, the next ones are blank, and letters
-// written from right to left make a terminal reorder what is beside them (UAX #9).
+// where it stands. Marks and skin tones change their neighbours, and some characters are blank.
+// Letters written from right to left make a terminal reorder what is beside them (UAX #9).
 var hidden = []*unicode.RangeTable{
 	unicode.M, unicode.Other_Default_Ignorable_Code_Point, {
-		R16: []unicode.Range16{{Lo: 0x0590, Hi: 0x08FF, Stride: 1}, {Lo: 0x2800, Hi: 0x2800, Stride: 1}, {Lo: 0xFB1D, Hi: 0xFDFF, Stride: 1}, {Lo: 0xFE70, Hi: 0xFEFF, Stride: 1}},
-		R32: []unicode.Range32{{Lo: 0x10800, Hi: 0x10FFF, Stride: 1}, {Lo: 0x1E800, Hi: 0x1EFFF, Stride: 1}},
+		R16: []unicode.Range16{
+			{Lo: 0x0590, Hi: 0x08FF, Stride: 1},                                      // right to left
+			{Lo: 0x2800, Hi: 0x2800, Stride: 1},                                      // blank Braille
+			{Lo: 0xFB1D, Hi: 0xFDFF, Stride: 1}, {Lo: 0xFE70, Hi: 0xFEFF, Stride: 1}, // right to left
+			{Lo: 0xFFFC, Hi: 0xFFFC, Stride: 1}, // object replacement
+		},
+		R32: []unicode.Range32{
+			{Lo: 0x10800, Hi: 0x10FFF, Stride: 1}, // right to left
+			{Lo: 0x1D159, Hi: 0x1D159, Stride: 1}, // null notehead
+			{Lo: 0x1E800, Hi: 0x1EFFF, Stride: 1}, // right to left
+			{Lo: 0x1F3FB, Hi: 0x1F3FF, Stride: 1}, // skin tones
+		},
 	},
 }
 

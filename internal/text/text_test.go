@@ -50,7 +50,7 @@ func TestQuote(t *testing.T) {
 
 // Escape leaves a JSON document's meaning alone.
 func TestEscapeJSON(t *testing.T) {
-	for _, value := range []string{"plain ü 日", "\u202e\u2028\ufeff", "\u3164\u115f\ufe0f\u0301", "\U000e0041\U0001f469\u200d", "א", "\x00\x1b\x7f\u009b\n"} {
+	for _, value := range []string{"plain ü 日", "\u202e\u2028\ufeff", "\u3164\u115f\ufe0f\u0301", "\U000e0041\U0001f469\u200d", "א", "\ufffc\U0001d159", "\x00\x1b\x7f\u009b\n"} {
 		document, err := json.Marshal(value)
 		if err != nil {
 			t.Fatal(err)

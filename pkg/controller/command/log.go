@@ -39,10 +39,13 @@ func (f *logFormat) Set(value string) error {
 	return errors.New("must be text or json")
 }
 
-// apply makes klog log in this format, and with it client-go and controller-runtime. verbosity is
-// the flag -v. Peers choose parts of many entries, so each entry is one line of visible characters.
+// apply makes klog log in this format, and with it client-go, controller-runtime and the standard
+// logger. verbosity is the flag -v. Peers choose parts of many entries, so each entry is one line
+// of visible characters.
 func (f *logFormat) apply(output io.Writer, verbosity int) {
 	output = text.EntryWriter(output)
+	// net/http logs there, such as a panic of a handler.
+	klog.CopyStandardLogTo("INFO")
 	if *f == logJSON {
 		options := &slog.HandlerOptions{Level: slog.Level(-verbosity), ReplaceAttr: replaceAttr}
 		klog.SetSlogLogger(slog.New(slog.NewJSONHandler(output, options)))

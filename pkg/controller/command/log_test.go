@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	standard "log"
 	"os"
 	"strings"
 	"testing"
@@ -22,6 +23,8 @@ import (
 // client-go and controller-runtime log it. The klog state is global, so this test is not parallel.
 func TestHostileTextInTheLog(t *testing.T) {
 	defer klog.ClearLogger()
+	defer standard.SetFlags(standard.Flags())
+	defer standard.SetOutput(standard.Writer())
 	object := &certificatesv1.CertificateSigningRequest{}
 	hostiletext.Plant(object)
 	name := hostiletext.For("name")
@@ -37,6 +40,7 @@ func TestHostileTextInTheLog(t *testing.T) {
 			func() { log.Error(fmt.Errorf("%w", os.ErrNotExist), "lines", "text", "one\ntwo\nthree") },
 			func() { klog.Infof("unstructured %s", name) },
 			func() { klog.ErrorS(errors.New(name), name, "request", name) },
+			func() { standard.Printf("http: TLS handshake error: %s", name) },
 		} {
 			write()
 			entries++
