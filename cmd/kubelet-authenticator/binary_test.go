@@ -58,19 +58,19 @@ func TestPluginStaysLean(t *testing.T) {
 var arrows = map[string][]string{
 	"cmd/kubelet-authenticator":           {"pkg/authenticator/command", "pkg/provider", "pkg/provider/insecure", "pkg/provider/tpm"},
 	"pkg/authenticator/command":           {"internal/buildinfo", "internal/machineentry", "internal/oserror", "internal/outputformat", "internal/process", "internal/text", "pkg/attestation", "pkg/authenticator", "pkg/cache", "pkg/doctor", "pkg/kubelet", "pkg/provider"},
-	"pkg/authenticator":                   {"internal/nodeaccess", "internal/oserror", "internal/process", "internal/strict", "internal/text", "pkg/attestation", "pkg/cache", "pkg/csr", "pkg/kubelet", "pkg/provider"},
+	"pkg/authenticator":                   {"internal/nodeaccess", "internal/oserror", "internal/process", "internal/strict", "internal/text", "internal/trustedfile", "pkg/attestation", "pkg/cache", "pkg/csr", "pkg/kubelet", "pkg/provider"},
 	"internal/hostiletext":                {"internal/text"},
 	"internal/outputformat":               {"internal/text"},
 	"cmd/kubectl-attest":                  {"internal/attestctl"},
 	"internal/attestctl":                  {"internal/buildinfo", "internal/machineentry", "internal/outputformat", "internal/text", "internal/workload", "pkg/attestation", "pkg/controller/api/v1alpha1", "pkg/controller/bindings", "pkg/controller/config", "pkg/controller/inventory", "pkg/controller/preflight", "pkg/controller/revocation", "pkg/controller/signing", "pkg/controller/telemetry", "pkg/controller/tpmprovider", "pkg/csr", "pkg/csr/state", "pkg/verifier", "pkg/verifier/tpm"},
 	"internal/buildinfo":                  {"internal/outputformat"},
-	"internal/nodeaccess":                 {"internal/text", "pkg/attestation", "pkg/cache", "pkg/csr", "pkg/kubelet"},
+	"internal/nodeaccess":                 {"internal/text", "internal/trustedfile", "pkg/attestation", "pkg/cache", "pkg/csr", "pkg/kubelet"},
 	"internal/strict":                     {"internal/text"},
 	"internal/statetest":                  {"pkg/csr/state"},    // for tests
 	"internal/swtpm":                      {"pkg/tpm/template"}, // for tests
-	"pkg/cache":                           {"internal/process"},
-	"pkg/doctor":                          {"internal/nodeaccess", "internal/text", "pkg/attestation", "pkg/authenticator", "pkg/cache", "pkg/csr", "pkg/kubelet", "pkg/provider"},
-	"pkg/kubelet":                         {"pkg/cache"},
+	"pkg/cache":                           {"internal/process", "internal/trustedfile"},
+	"pkg/doctor":                          {"internal/nodeaccess", "internal/text", "internal/trustedfile", "pkg/attestation", "pkg/authenticator", "pkg/cache", "pkg/csr", "pkg/kubelet", "pkg/provider"},
+	"pkg/kubelet":                         {"internal/trustedfile", "pkg/cache"},
 	"pkg/controller/inventory":            {"internal/machineentry", "internal/text", "pkg/csr"},
 	"cmd/node-attestation-controller":     {"pkg/clusterapi", "pkg/controller/command"},
 	"pkg/clusterapi":                      {"internal/lastgood", "internal/text", "internal/workload", "pkg/attestation", "pkg/controller", "pkg/controller/api/v1alpha1", "pkg/controller/bindings", "pkg/controller/config", "pkg/controller/inventory", "pkg/controller/preflight", "pkg/controller/records", "pkg/controller/revocation", "pkg/controller/signing", "pkg/controller/sources", "pkg/controller/telemetry", "pkg/verifier", "pkg/verifier/tpm"},
@@ -92,7 +92,7 @@ var arrows = map[string][]string{
 	"pkg/provider":                        {"pkg/attestation"},
 	"pkg/provider/insecure":               {"pkg/provider"},
 	"pkg/provider/tpm":                    {"internal/oserror", "internal/text", "pkg/attestation", "pkg/provider", "pkg/tpm", "pkg/tpm/template"},
-	"pkg/tpm":                             {"pkg/tpm/template"},
+	"pkg/tpm":                             {"internal/trustedfile", "pkg/tpm/template"},
 	"pkg/verifier":                        {"pkg/attestation", "pkg/csr/state"},
 	"pkg/verifier/tpm":                    {"pkg/attestation", "pkg/tpm/template", "pkg/verifier"},
 }
