@@ -3,6 +3,7 @@
 package stories
 
 import (
+	"errors"
 	"slices"
 	"testing"
 
@@ -10,7 +11,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
-	csrstate "github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/fleet"
 )
 
 // A node's request was pending when the node was revoked, so a thief may have the request's key,
@@ -31,7 +32,15 @@ func TestRequestIsOlderThanTheRevocation(t *testing.T) {
 		return slices.DeleteFunc(list.Items, func(r certificatesv1.CertificateSigningRequest) bool { return r.Spec.Username != "system:node:"+n.Name })
 	}
 	back := make(chan error, 1)
-	go func() { back <- n.attest(t.Context()) }()
+	go func() {
+		err := n.attest(t.Context())
+		// The controller may have approved the proof before it numbered the revocation. Then the
+		// proof fails, and a plugin files the next request after its back-off.
+		if refused := (*fleet.RefusedError)(nil); errors.As(err, &refused) && refused.Decision.Reason == attestation.ReasonExpired {
+			err = n.attest(t.Context())
+		}
+		back <- err
+	}()
 	eventually(t, "the hello is pending", func() bool { return len(requests()) == 1 })
 	key := requests()[0].Name
 	revoke(t, v1alpha1.RevokeImmediately, nil, n)
@@ -43,15 +52,18 @@ func TestRequestIsOlderThanTheRevocation(t *testing.T) {
 	n.credential().MustWrite(t)
 	var ended, issued []string
 	for _, r := range requests() {
-		switch state := csrstate.Of(&r); {
+		expired := func(c certificatesv1.CertificateSigningRequestCondition) bool {
+			return c.Reason == attestation.ReasonExpired
+		}
+		switch {
 		case len(r.Status.Certificate) > 0:
 			issued = append(issued, r.Name)
-		case state == csrstate.Denied && r.Status.Conditions[0].Reason == attestation.ReasonExpired:
+		case slices.ContainsFunc(r.Status.Conditions, expired):
 			ended = append(ended, r.Name)
 		}
 	}
 	if len(ended) != 1 || len(issued) != 1 {
-		t.Errorf("hello %s is older than the revocation; denied proofs: %q; issued: %q", key, ended, issued)
+		t.Errorf("hello %s is older than the revocation; refused proofs: %q; issued: %q", key, ended, issued)
 	}
 	if certificates := n.record(t).Status.Certificates; certificates[len(certificates)-1].Revoked {
 		t.Errorf("the new certificate is revoked: %+v", certificates)
