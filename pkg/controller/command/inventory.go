@@ -17,6 +17,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/machineentry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/outputformat"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
 )
 
@@ -354,6 +355,7 @@ func (r *inventoryReport) err() error {
 }
 
 func (r *inventoryReport) print(out io.Writer) {
+	out = text.EntryWriter(out) // each call prints a line, in which others wrote names and problems
 	for _, p := range r.Parts {
 		note := ""
 		switch {
@@ -410,6 +412,7 @@ func compareInventories(from, to *inventory.Inventory) *inventoryDiff {
 }
 
 func (d *inventoryDiff) print(out io.Writer) {
+	out = text.EntryWriter(out)
 	other := 0
 	for _, name := range d.Removed {
 		_, _ = fmt.Fprintf(out, "- %q\n", name)

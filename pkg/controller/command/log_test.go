@@ -65,3 +65,25 @@ func TestHostileTextInTheLog(t *testing.T) {
 		}
 	}
 }
+
+// Nor does text of a peer add a line to what verify and inventory print.
+func TestHostileTextOfCommands(t *testing.T) {
+	hostile, out := hostiletext.For("name"), &bytes.Buffer{}
+	(&offlineJudge{out: out}).print("request %s", hostile)
+	report := &inventoryReport{}
+	hostiletext.Plant(report)
+	report.print(out)
+	diff := &inventoryDiff{}
+	hostiletext.Plant(diff)
+	diff.print(out)
+	if out.Len() < 1000 {
+		t.Errorf("little was printed: %q", out)
+	}
+	for line := range strings.Lines(out.String()) {
+		for _, problem := range hostiletext.Find(line) {
+			if !strings.HasPrefix(problem, "a forged field") { // only a log has fields
+				t.Error(problem)
+			}
+		}
+	}
+}

@@ -23,6 +23,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
@@ -431,7 +432,7 @@ func (j *offlineJudge) showJudged(ctx context.Context, r requestFile, claim veri
 	return d, evidence, about
 }
 
-// print prints a line. The caller quotes all text from peers.
+// print prints a line. Text of peers adds no line to it.
 func (j *offlineJudge) print(format string, arguments ...any) {
-	_, _ = fmt.Fprintf(j.out, format+"\n", arguments...)
+	_, _ = fmt.Fprintf(text.EntryWriter(j.out), format, arguments...)
 }
