@@ -4,6 +4,7 @@
 package text
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"strconv"
@@ -67,14 +68,14 @@ func Escape(s string) string {
 // Line returns prose as one line, at most limit bytes long, with " ..." if it was cut. White space
 // becomes a blank, and other characters that are not Visible are escaped.
 func Line(s string, limit int) string {
-	return cut(Escape(strings.Join(strings.Fields(s), " ")), limit)
+	return Cut(Escape(strings.Join(strings.Fields(s), " ")), limit)
 }
 
 // Quote returns s as it is if it is one line of printable ASCII. Otherwise, or if it could be taken
 // for a quoted text or for two columns, it returns s in double quotes with the escapes of Go. So it
 // is never shown as another object's name. It cuts s to limit bytes and adds " ...".
 func Quote(s string, limit int) string {
-	s = cut(s, limit)
+	s = Cut(s, limit)
 	strange := func(r rune) bool { return r < ' ' || r > '~' }
 	if strings.ContainsFunc(s, strange) || strings.HasPrefix(s, `"`) || strings.Contains(s, "  ") || strings.TrimSpace(s) != s {
 		return strconv.QuoteToASCII(s)
@@ -82,8 +83,8 @@ func Quote(s string, limit int) string {
 	return s
 }
 
-// cut returns the first limit bytes of s, and " ..." if there are more.
-func cut(s string, limit int) string {
+// Cut returns the first limit bytes of s, and " ..." if there are more.
+func Cut(s string, limit int) string {
 	if len(s) > limit {
 		s = strings.ToValidUTF8(s[:limit], "") + " ..."
 	}
@@ -103,6 +104,20 @@ func (w entryWriter) Write(entry []byte) (int, error) {
 		return 0, err
 	}
 	return len(entry), nil
+}
+
+// Arguments returns the first MaxNames of those names that a shell takes as they are, for a command
+// that an operator may copy, and NAME if there are none.
+func Arguments(names []string) string {
+	var safe []string
+	for _, name := range names {
+		letter := func(r rune) bool { return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' }
+		strange := func(r rune) bool { return !letter(r) && !strings.ContainsRune(":._-", r) }
+		if name != "" && len(name) <= maxListed && letter(rune(name[0])) && !strings.ContainsFunc(name, strange) {
+			safe = append(safe, name)
+		}
+	}
+	return cmp.Or(strings.Join(safe[:min(len(safe), MaxNames)], " "), "NAME")
 }
 
 // maxListed limits a name in a list, in bytes.

@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/go-logr/logr"
+	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
@@ -23,6 +24,9 @@ const (
 	logText logFormat = "text"
 	logJSON logFormat = "json"
 )
+
+// maxText bounds each text in an entry, in bytes. A stack trace fits.
+const maxText = 32 << 10
 
 // String implements pflag.Value, as do Type and Set.
 func (f *logFormat) String() string { return string(*f) }
@@ -41,9 +45,11 @@ func (f *logFormat) Set(value string) error {
 
 // apply makes klog log in this format, and with it client-go, controller-runtime and the standard
 // logger. verbosity is the flag -v. Peers choose parts of many entries, so each entry is one line
-// of visible characters.
+// of visible characters, and texts are cut to maxText. A workload cluster's API server chooses the
+// number of its warnings, so client-go does not log them.
 func (f *logFormat) apply(output io.Writer, verbosity int) {
 	output = text.EntryWriter(output)
+	rest.SetDefaultWarningHandlerWithContext(rest.NoWarnings{})
 	// net/http logs there, such as a panic of a handler.
 	klog.CopyStandardLogTo("INFO")
 	if *f == logJSON {
@@ -77,14 +83,14 @@ func (s quotingSink) WithValues(fields ...any) logr.LogSink {
 }
 
 func (s quotingSink) Info(level int, message string, fields ...any) {
-	s.LogSink.Info(level, message, quoted(fields)...)
+	s.LogSink.Info(level, text.Cut(message, maxText), quoted(fields)...)
 }
 
 func (s quotingSink) Error(err error, message string, fields ...any) {
 	if err != nil {
-		err = errors.New(text.Escape(err.Error()))
+		err = errors.New(short(err.Error()))
 	}
-	s.LogSink.Error(err, message, quoted(fields)...)
+	s.LogSink.Error(err, text.Cut(message, maxText), quoted(fields)...)
 }
 
 // quoted returns the fields with each text on one line, so that klog quotes it. klog writes values
@@ -94,22 +100,31 @@ func quoted(fields []any) []any {
 	for i, field := range safe {
 		switch field.(type) {
 		case string, []byte:
-			safe[i] = text.Escape(fmt.Sprintf("%s", field))
+			safe[i] = short(fmt.Sprintf("%s", field))
 		case error, fmt.Stringer:
-			safe[i] = text.Escape(fmt.Sprint(field))
+			safe[i] = short(fmt.Sprint(field))
 		}
 	}
 	return safe
 }
 
+// short returns a text as a value of the text format.
+func short(s string) string { return text.Escape(text.Cut(s, maxText)) }
+
 // replaceAttr names three levels: DEBUG for each verbosity above 0, INFO and ERROR. Durations are
-// text, as in the other format.
+// text, as in the other format. It cuts long texts.
 func replaceAttr(groups []string, a slog.Attr) slog.Attr {
 	if level, ok := a.Value.Any().(slog.Level); ok && len(groups) == 0 && a.Key == slog.LevelKey && level < slog.LevelInfo {
 		return slog.String(a.Key, slog.LevelDebug.String())
 	}
 	if a.Value.Kind() == slog.KindDuration {
 		return slog.String(a.Key, a.Value.Duration().String())
+	}
+	switch v := a.Value.Any().(type) {
+	case string, error, fmt.Stringer:
+		if s := fmt.Sprint(v); len(s) > maxText {
+			return slog.String(a.Key, text.Cut(s, maxText))
+		}
 	}
 	return a
 }

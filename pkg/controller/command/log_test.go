@@ -8,12 +8,16 @@ import (
 	"errors"
 	"fmt"
 	standard "log"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"strings"
 	"testing"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/hostiletext"
@@ -61,6 +65,53 @@ func TestHostileTextInTheLog(t *testing.T) {
 			}
 			if request, there := entry["request"]; there && request != name {
 				t.Errorf("the request's name became %q", request)
+			}
+		}
+	}
+}
+
+// A peer's text of any length makes a short entry: a workload cluster's API server answers Cluster
+// API's ClusterCache, whose answers have no limit. Warnings of API servers are not logged at all.
+func TestLongTextInTheLog(t *testing.T) {
+	defer klog.ClearLogger()
+	defer standard.SetFlags(standard.Flags())
+	defer standard.SetOutput(standard.Writer())
+	defer rest.SetDefaultWarningHandlerWithContext(rest.WarningLogger{})
+	warning := `299 - "` + strings.Repeat("\u202e", 100) + `"`
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Warning", warning) }))
+	defer server.Close()
+	client, err := rest.UnversionedRESTClientFor(&rest.Config{Host: server.URL, ContentConfig: rest.ContentConfig{
+		GroupVersion: &certificatesv1.SchemeGroupVersion, NegotiatedSerializer: scheme.Codecs,
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	long := strings.Repeat(hostiletext.For("answer"), 10_000)
+	for _, format := range []logFormat{logText, logJSON} {
+		var out bytes.Buffer
+		format.apply(&out, 0)
+		for name, write := range map[string]func(log klog.Logger){
+			"error":        func(log klog.Logger) { log.Error(fmt.Errorf("connect: %w", errors.New(long)), "Connect failed") },
+			"cause":        func(log klog.Logger) { log.Info("failed", "cause", errors.New(long)) },
+			"value":        func(log klog.Logger) { log.Info("decided", "request", long) },
+			"values":       func(log klog.Logger) { log.WithValues("request", long).Info("decided") },
+			"name":         func(log klog.Logger) { log.Info("reconciled", "object", types.NamespacedName{Name: long}) },
+			"message":      func(log klog.Logger) { log.Info(long) },
+			"unstructured": func(klog.Logger) { klog.Error(long) },
+			"standard":     func(klog.Logger) { standard.Print(long) },
+			"warning": func(klog.Logger) {
+				if err := client.Get().AbsPath("/").Do(t.Context()).Error(); err != nil {
+					t.Error(err)
+				}
+				if out.Len() > 0 {
+					t.Errorf("%s: a warning is logged: %s", format, &out)
+				}
+			},
+		} {
+			out.Reset()
+			write(klog.Background())
+			if out.Len() > 10*maxText || strings.Count(out.String(), "\n") > 1 || format == logJSON && out.Len() > 0 && !json.Valid(out.Bytes()) {
+				t.Errorf("%s, %s: an entry of %d bytes: %.300s", format, name, out.Len(), &out)
 			}
 		}
 	}
