@@ -238,6 +238,6 @@ func (w *issuedWatch) countIssued(request *certificatesv1.CertificateSigningRequ
 		return false
 	}
 	w.reporter.last.Add(key, w.Now())
-	w.Metrics.IssuedWithoutAttestation(request.Spec.SignerName, name)
+	w.Metrics.IssuedWithoutAttestation(request.Spec.SignerName, w.Rules.Matches(request), name)
 	return true
 }

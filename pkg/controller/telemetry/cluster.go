@@ -4,12 +4,13 @@ package telemetry
 
 import (
 	"errors"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 )
 
 // ClusterMetrics are gauges of a cluster's state: ways around attestation, sources, requests and
@@ -131,10 +132,8 @@ func (m *ClusterMetrics) BindingGone(binding string) {
 	}
 }
 
-// label makes a name a valid value of a label.
-func label(name string) string {
-	return strings.ToValidUTF8(name[:min(len(name), maxBindingName)], "?")
-}
+// label makes a name a valid value of a label, which a terminal can show.
+func label(name string) string { return text.Quote(name, maxBindingName) }
 
 // NodesWithoutRecord gauges the number of Nodes without a record that are not listed as unattested.
 func (m *ClusterMetrics) NodesWithoutRecord(n int) {

@@ -3,7 +3,7 @@
 package telemetry
 
 import (
-	"strings"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -96,15 +96,21 @@ func (m *Metrics) EKChanges(source verifier.EKSource, accepted, held int) {
 	m.ekChanges.WithLabelValues(m.cluster, string(source), "held").Set(float64(held))
 }
 
+// kubernetesSigners are Kubernetes' own signers of CertificateSigningRequests.
+var kubernetesSigners = []string{
+	certificatesv1.KubeAPIServerClientSignerName, certificatesv1.KubeAPIServerClientKubeletSignerName, certificatesv1.KubeletServingSignerName,
+	"kubernetes.io/legacy-unknown",
+}
+
 // IssuedWithoutAttestation counts a certificate that no record names. name is the category of its
-// node name. Signers that are neither Kubernetes' own nor this project's share the label "other",
-// since anybody can invent signer names.
-func (m *Metrics) IssuedWithoutAttestation(signer, name string) {
+// node name. Signers that are neither configured nor Kubernetes' own share the label "other", since
+// anybody can invent signer names.
+func (m *Metrics) IssuedWithoutAttestation(signer string, configured bool, name string) {
 	if m == nil {
 		return
 	}
-	if !strings.HasPrefix(signer, "kubernetes.io/") && !strings.HasPrefix(signer, "cluster.x-k8s.io/") {
+	if !configured && !slices.Contains(kubernetesSigners, signer) {
 		signer = "other"
 	}
-	m.issued.WithLabelValues(m.cluster, label(signer), name).Inc()
+	m.issued.WithLabelValues(m.cluster, signer, name).Inc()
 }

@@ -18,9 +18,12 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	"github.com/prometheus/common/expfmt"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/hostiletext"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
@@ -103,7 +106,7 @@ func useAll(cluster string) *ClusterMetrics {
 	})
 	d.Decided(&certificatesv1.CertificateSigningRequest{}, verifier.Decision{Outcome: verifier.Approve}, "Attested", time.Second, time.Now())
 	d.EKChanges("Inventory", 1, 0)
-	d.IssuedWithoutAttestation("kubernetes.io/x", "attested")
+	d.IssuedWithoutAttestation("example.com/x", true, "attested")
 	return m
 }
 
@@ -228,5 +231,41 @@ func TestRecordSeriesAreBounded(t *testing.T) {
 	}
 	if all := soonest(records, 2); len(all) != 2 || all[0].NodeName != "9" || all[1].NodeName != "8" {
 		t.Errorf("%v", all)
+	}
+}
+
+// A cluster's administrator names ClusterRoleBindings, and may run an API server that invents
+// signers. Neither text gets into a scrape as it is, nor makes any number of series.
+func TestHostileTextOfLabels(t *testing.T) {
+	m := useAll("hostile")
+	_, decisions := all()
+	t.Cleanup(m.Forget)
+	t.Cleanup(decisions.For("hostile").Forget)
+	long := strings.Repeat("x", 1<<20)
+	for _, name := range []string{hostiletext.For("name"), long, "\xff", "kubernetes.io/" + hostiletext.For("signer"), "cluster.x-k8s.io/" + hostiletext.For("signer")} {
+		m.BindingFound(name, "r")
+		m.Source(name, true, time.Unix(1, 0))
+		decisions.For("hostile").IssuedWithoutAttestation(name, false, "other")
+	}
+	for i := range 1000 {
+		m.BindingFound(fmt.Sprint("b", i), "r")
+		decisions.For("hostile").IssuedWithoutAttestation(fmt.Sprintf("kubernetes.io/%d", i), false, "other")
+		decisions.For("hostile").IssuedWithoutAttestation(fmt.Sprintf("cluster.x-k8s.io/%d", i), false, "other")
+	}
+	m.BindingGone(hostiletext.For("name"))
+	var out strings.Builder
+	for _, family := range ourFamilies(t) {
+		if series := len(family.GetMetric()); series > 2*maxBindings {
+			t.Errorf("%s: %d series", family.GetName(), series)
+		}
+		if _, err := expfmt.MetricFamilyToText(&out, family); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, problem := range hostiletext.Find(out.String()) {
+		t.Error(problem)
+	}
+	if out.Len() > 1<<20 || samples(t, "node_attestation_auto_approving_bindings", "hostile")[text.Quote(hostiletext.For("name"), maxBindingName)+"r"] != 0 {
+		t.Errorf("%d bytes, or a series of a deleted binding", out.Len())
 	}
 }
