@@ -14,6 +14,10 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
+// maxHost limits a server's host and port, in bytes. Both are a label of client-go's metrics, which
+// panic if a label is not UTF-8. So only printable ASCII is accepted.
+const maxHost = 253 + len("[]:65535")
+
 // ParseKubeconfig parses the kubeconfig of a workload cluster. Its writer must not make the reader
 // run a program, or send one of the reader's files to a server. So everything must be in the
 // kubeconfig itself. The server is no link-local address. Errors quote nothing of it.
@@ -29,7 +33,7 @@ func ParseKubeconfig(kubeconfig []byte) (*clientcmdapi.Config, error) {
 			return nil, errors.New("the kubeconfig names a file: certificate-authority")
 		case !strings.HasPrefix(strings.ToLower(cluster.Server), "https://"):
 			return nil, errors.New("the kubeconfig names a server that is not reached by https")
-		case err != nil || server.Hostname() == "":
+		case err != nil || server.Hostname() == "" || len(server.Host) > maxHost || strings.ContainsFunc(server.Host, func(r rune) bool { return r <= ' ' || r > '~' }):
 			return nil, errors.New("the kubeconfig names a server that is not a URL with a host")
 		case linkLocal(server.Hostname()):
 			return nil, errors.New("the kubeconfig names a server with a link-local address, where platforms serve metadata")

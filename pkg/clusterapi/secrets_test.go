@@ -61,6 +61,9 @@ func TestKubeconfigImpersonates(t *testing.T) {
 		"a neighbour, no zone":    {withServer("https://[FE80:0::1]:6443"), "link-local"},
 		"no URL":                  {withServer("https://[fe80::1:6443"), "not a URL"},
 		"no host":                 {withServer("https:///169.254.169.254"), "not a URL"},
+		"no host's name":          {withServer("https://a\u202eb.example"), "not a URL"}, // client-go's metrics have the host
+		"no text":                 {withServer("https://%FF.example"), "not a URL"},
+		"no host's length":        {withServer("https://" + strings.Repeat("a", 1<<20)), "not a URL"},
 		"a proxy":                 {kubeconfig(goodCredential, ", proxy-url: 'http://192.0.2.7:22'"), "proxy-url"},
 		"empty":                   {nil, "does not hold a kubeconfig"},
 		"not one":                 {[]byte("secret: [text"), "does not hold a kubeconfig"},
