@@ -76,7 +76,7 @@ var arrows = map[string][]string{
 	"pkg/clusterapi":                      {"internal/lastgood", "internal/text", "internal/workload", "pkg/attestation", "pkg/controller", "pkg/controller/api/v1alpha1", "pkg/controller/bindings", "pkg/controller/config", "pkg/controller/inventory", "pkg/controller/preflight", "pkg/controller/records", "pkg/controller/revocation", "pkg/controller/signing", "pkg/controller/sources", "pkg/controller/telemetry", "pkg/verifier", "pkg/verifier/tpm"},
 	"pkg/clusterapi/contract":             {"pkg/csr"},
 	"pkg/controller":                      {"internal/text", "pkg/attestation", "pkg/controller/api/v1alpha1", "pkg/controller/decisionlog", "pkg/controller/fairqueue", "pkg/controller/internal/statuspatch", "pkg/controller/records", "pkg/controller/revocation", "pkg/controller/signing", "pkg/controller/sources", "pkg/controller/telemetry", "pkg/csr/state", "pkg/verifier"},
-	"pkg/controller/bindings":             {"pkg/controller/telemetry"},
+	"pkg/controller/bindings":             {"internal/text", "pkg/controller/telemetry"},
 	"pkg/controller/decisionlog":          {"internal/text", "pkg/controller/telemetry"},
 	"pkg/controller/internal/statuspatch": {"pkg/controller/telemetry"},
 	"pkg/controller/preflight":            {"internal/text", "packaging", "pkg/controller/api/v1alpha1", "pkg/controller/internal/listwatch", "pkg/controller/internal/statuspatch", "pkg/controller/sources", "pkg/controller/telemetry", "pkg/csr/state"},

@@ -7,7 +7,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -262,9 +261,6 @@ func (e *examination) unlessAudit(remedy, format string, arguments ...any) findi
 	return failed(remedy, format, arguments...)
 }
 
-// copyable are the names of ClusterRoleBindings that a shell takes as they are.
-var copyable = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9:._-]*$`)
-
 func (e *examination) checkBindings(ctx context.Context) finding {
 	var found []string
 	err := readPages(ctx, e.nodes, func() *rbacv1.ClusterRoleBindingList { return &rbacv1.ClusterRoleBindingList{} }, func(page *rbacv1.ClusterRoleBindingList) {
@@ -278,13 +274,7 @@ func (e *examination) checkBindings(ctx context.Context) finding {
 	case err != nil:
 		return unread(err, "")
 	case len(found) > 0:
-		remedy := "when all nodes have attested, delete them: kubectl delete clusterrolebinding"
-		for _, name := range found[:min(len(found), text.MaxNames)] {
-			if copyable.MatchString(name) {
-				remedy += " " + name
-			}
-		}
-		remedy += ", or set autoApprovingBindings: Remove"
+		remedy := "when all nodes have attested, delete them: kubectl delete clusterrolebinding " + text.Arguments(found) + ", or set autoApprovingBindings: Remove"
 		if e.guarded {
 			return warning(remedy, "only the policies keep kube-controller-manager from approving without attestation by these ClusterRoleBindings: %s", text.Names(found))
 		}

@@ -21,6 +21,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
@@ -474,7 +475,7 @@ func checkBindings(ctx context.Context, e *examination) finding {
 	if len(names) == 0 {
 		return ok("there are none")
 	}
-	return warning("kubectl delete clusterrolebinding "+strings.Join(names, " "), "kube-controller-manager approves without attestation, unless an admission policy stops it: %s", strings.Join(names, ", "))
+	return warning("kubectl delete clusterrolebinding "+text.Arguments(names), "kube-controller-manager approves without attestation, unless an admission policy stops it: %s", text.Names(names))
 }
 
 // autoApproving returns the bindings in one page of a list that give one of the roles to somebody,

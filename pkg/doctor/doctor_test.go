@@ -550,6 +550,7 @@ func TestTheAPIServer(t *testing.T) {
 			m.replies["GET "+bindingsURL] = reply{200, list(m.t, raws([]string{
 				`{"metadata":{"name":"kubeadm:node-autoapprove-bootstrap"},"subjects":[{}],"roleRef":{"kind":"ClusterRole","name":"system:certificates.k8s.io:certificatesigningrequests:nodeclient"}}`,
 				`{"metadata":{"name":"nobody"},"roleRef":{"kind":"ClusterRole","name":"system:certificates.k8s.io:certificatesigningrequests:selfnodeclient"}}`,
+				`{"metadata":{"name":"$(reboot)"},"subjects":[{}],"roleRef":{"kind":"ClusterRole","name":"system:certificates.k8s.io:certificatesigningrequests:nodeclient"}}`,
 				`{"metadata":{"name":"mine"},"subjects":[{}],"roleRef":{"kind":"ClusterRole","name":"system:certificates.k8s.io:certificatesigningrequests:selfnodeclient"}}`,
 				`{"metadata":{"name":"other"},"subjects":[{}],"roleRef":{"kind":"ClusterRole","name":"view"}}`,
 			})...)}

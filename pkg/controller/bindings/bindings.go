@@ -26,6 +26,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 )
 
@@ -237,7 +238,7 @@ func (f *finder) report(binding *rbacv1.ClusterRoleBinding, forbidden error) ctr
 
 func message(binding *rbacv1.ClusterRoleBinding, forbidden error) string {
 	what := fmt.Sprintf("with the role %s kube-controller-manager approves requests of kubelets without attestation; ", binding.RoleRef.Name)
-	byHand := fmt.Sprintf("kubectl delete clusterrolebinding %.253q", binding.Name)
+	byHand := fmt.Sprintf("kubectl delete clusterrolebinding %q", text.Arguments([]string{binding.Name}))
 	switch {
 	case forbidden != nil:
 		return what + "the controller may not remove it: apply packaging/kubernetes/optional/remove-bindings.yaml, which is for the two " +

@@ -142,6 +142,17 @@ func TestBindingIsReportedAndReminded(t *testing.T) {
 	})
 }
 
+// The administrators of a cluster choose the names, and somebody else may copy the command.
+func TestNameIsNoCommand(t *testing.T) {
+	for name, says := range map[string]string{"a:b": `clusterrolebinding "a:b"`, "$(reboot)": `clusterrolebinding "NAME"`, "a`b": "NAME", "a; b": "NAME", "--all": "NAME"} {
+		for _, forbidden := range []error{nil, errors.New("RBAC says no")} {
+			if got := message(newBinding(name, roleNodeClient), forbidden); !strings.Contains(got, says) {
+				t.Errorf("%q: %s", name, got)
+			}
+		}
+	}
+}
+
 func TestBindingIsRemoved(t *testing.T) {
 	forbidden := apierrors.NewForbidden(bindingResource, "b", errors.New("RBAC says no"))
 	for name, c := range map[string]struct {
