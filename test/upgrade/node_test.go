@@ -181,9 +181,9 @@ func (n *node) becomesDue() {
 	n.t.Fatalf("%s: no certificate is due", n.name)
 }
 
-// dueForBoth reports whether each release renews the certificate now. e670793 does so after 80 to 90 %
-// of the lifetime. This release does so after 70 to 90 %, and both derive the same random number from
-// the certificate.
+// dueForBoth reports whether each release renews the certificate now. e670793 does so after 80 to
+// 90 % of the lifetime. This release does so after 70 to 90 %, and both derive the same random
+// number from the certificate.
 func dueForBoth(leaf *x509.Certificate) bool {
 	lifetime := leaf.NotAfter.Sub(leaf.NotBefore)
 	sinceEarliest := authenticator.RenewAt(leaf).Sub(leaf.NotAfter.Add(-lifetime * 3 / 10))
