@@ -5,7 +5,6 @@ package attestctl
 import (
 	"encoding/json"
 	"fmt"
-	"reflect"
 	"regexp"
 	"strconv"
 	"strings"
@@ -18,7 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/hostiletext"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
 )
@@ -144,52 +143,8 @@ func TestFloodPushesNothingOut(t *testing.T) {
 	run(t, a, "describe", "worker-1").want(t, 0, "made for machine", "own", "older requests", "older Events")
 }
 
-// marks is what a peer writes to get at a terminal, a log or a shell's table.
-const marks = "\x1b[2J\u009b31m\u202eX\u2066\u2028\u2029\u0085\u200b\ufeff\u3164\ufe0f\u0301א\r\n- nodeName: injected\n\tZ  Y\x00\x7f"
-
-// plant puts text behind or before each string of an object, except for those that keep names,
-// which select the object. It returns how many it changed.
-func plant(v reflect.Value, path string, change func(string) string, keep func(path string) bool) (changed int) {
-	switch v.Kind() {
-	case reflect.Pointer, reflect.Interface:
-		if !v.IsNil() {
-			return plant(v.Elem(), path, change, keep)
-		}
-	case reflect.Struct:
-		if _, isTime := v.Interface().(time.Time); isTime {
-			return 0
-		}
-		for i := range v.NumField() {
-			if field := v.Type().Field(i); field.IsExported() {
-				name := path + "." + field.Name
-				if field.Anonymous {
-					name = path
-				}
-				changed += plant(v.Field(i), name, change, keep)
-			}
-		}
-	case reflect.Slice, reflect.Array:
-		for i := range v.Len() {
-			changed += plant(v.Index(i), path, change, keep)
-		}
-	case reflect.Map:
-		for _, key := range v.MapKeys() {
-			if at := path + "." + key.String(); v.MapIndex(key).Kind() == reflect.String && !keep(at) {
-				v.SetMapIndex(key, reflect.ValueOf(change(v.MapIndex(key).String())))
-				changed++
-			}
-		}
-	case reflect.String:
-		if !keep(path) {
-			v.SetString(change(v.String()))
-			changed++
-		}
-	}
-	return changed
-}
-
-// Hostile text in every string of every object that a command reads leads to no raw character in
-// any output, and to no line of its own. JSON and YAML are read back.
+// Hostile text before or behind each string of each object that a command reads: no output has a
+// raw character or another line because of that text. A decoder reads it back from JSON and YAML.
 func TestHostileTextInEveryField(t *testing.T) {
 	commands := [][]string{
 		{"status"}, {"status", "worker-1"}, {"pending"}, {"pending", "-o", "inventory"}, {"describe", "worker-1"}, {"describe", "worker-9"}, {"describe", "worker-4"}, {"check"}, {"revocations"},
@@ -202,15 +157,15 @@ func TestHostileTextInEveryField(t *testing.T) {
 			commands = append(commands, append(strings.Fields(command), "-o", format))
 		}
 	}
-	selects := regexp.MustCompile(`\.(Namespace|UID|ResourceVersion|SignerName|ReportingController|GenerateName|cluster\.x-k8s\.io/cluster-name)$|\.Regarding\.(Kind|Name)$|\.Spec\.(NodeName|EK|Cluster|EK\.Fingerprint)$|\.SHA256$`)
+	selects := regexp.MustCompile(`\b(Namespace|UID|ResourceVersion|SignerName|ReportingController|GenerateName|Regarding\.(Kind|Name)|Spec\.(NodeName|EK|Cluster|EK\.Fingerprint)|SHA256)$|\[cluster\.x-k8s\.io/cluster-name\]$`)
+	isConfig := func(path string) bool { return strings.HasSuffix(path, "["+configKey+"]") }
+	hostile := hostiletext.For("")
 	for round, keep := range map[string]func(string) bool{
-		"all but names": func(path string) bool {
-			return selects.MatchString(path) || path == ".Name" || strings.HasSuffix(path, configKey)
-		},
-		"names, too":           func(path string) bool { return selects.MatchString(path) || strings.HasSuffix(path, configKey) },
-		"what selects records": func(path string) bool { return path == ".Namespace" || strings.HasSuffix(path, ".Spec.Cluster") },
+		"all but names":        func(path string) bool { return selects.MatchString(path) || path == "Name" || isConfig(path) },
+		"names, too":           func(path string) bool { return selects.MatchString(path) || isConfig(path) },
+		"what selects records": func(path string) bool { return path == "Namespace" || strings.HasSuffix(path, "Spec.Cluster") },
 	} {
-		for side, change := range map[string]func(string) string{"behind": func(s string) string { return s + marks }, "before": func(s string) string { return marks + s }} {
+		for side, change := range map[string]func(string) string{"behind": func(s string) string { return s + hostile }, "before": func(s string) string { return hostile + s }} {
 			t.Run(round+"/"+side, func(t *testing.T) {
 				objects := append(fleet(), revocable()...)
 				objects = append(objects,
@@ -220,7 +175,15 @@ func TestHostileTextInEveryField(t *testing.T) {
 				var planted []client.Object
 				for _, o := range objects {
 					o = o.DeepCopyObject().(client.Object)
-					if plant(reflect.ValueOf(o), "", change, keep) == 0 {
+					changed := 0
+					hostiletext.Change(o, func(path, value string) string {
+						if keep(path) {
+							return value
+						}
+						changed++
+						return change(value)
+					})
+					if changed == 0 {
 						t.Errorf("%T has no text", o)
 					}
 					if key := fmt.Sprintf("%T %s", o, client.ObjectKeyFromObject(o)); !seen[key] {
@@ -231,11 +194,8 @@ func TestHostileTextInEveryField(t *testing.T) {
 				for _, args := range commands {
 					r := run(t, newAccess(t, planted...), args...)
 					for _, out := range []string{r.stdout, r.stderr} {
-						if at := strings.IndexFunc(out, func(r rune) bool { return r != '\n' && !text.Visible(r) }); at >= 0 {
-							t.Errorf("%q prints %q", args, out[max(0, at-40):min(len(out), at+20)])
-						}
-						if strings.Contains(out, "\n- nodeName: injected") {
-							t.Errorf("%q: a peer adds a line:\n%s", args, out)
+						for _, problem := range hostiletext.Find(out) {
+							t.Errorf("%q: %s", args, problem)
 						}
 					}
 					if r.stdout == "" {
@@ -252,11 +212,21 @@ func TestHostileTextInEveryField(t *testing.T) {
 							t.Errorf("%q: %v", args, err)
 						}
 					}
-					if kept := fmt.Sprintf("%q", value); value != nil && args[0] != "check" && round != "what selects records" && !strings.Contains(kept, strings.Trim(strconv.Quote(marks), `"`)) {
+					if kept := fmt.Sprintf("%q", value); value != nil && args[0] != "check" && round != "what selects records" && !strings.Contains(kept, strings.Trim(strconv.Quote(hostile), `"`)) {
 						t.Errorf("%q loses text: %.2000s", args, kept)
 					}
 				}
 			})
 		}
+	}
+}
+
+func TestShareOfManyRequesters(t *testing.T) {
+	var all []*Request
+	for n := range 30 {
+		all = append(all, &Request{Requester: fmt.Sprint(n)})
+	}
+	if kept, omitted := share(all, 20); len(kept) != 20 || omitted != 10 {
+		t.Errorf("%d are kept, and %d omitted", len(kept), omitted)
 	}
 }

@@ -137,7 +137,7 @@ func classifyError(err error) *failure {
 
 func usage(err error) error { return &failure{codeUsage, "see --help", err} }
 
-// say prints a line on standard error. Its arguments may be those of peers.
+// say prints a line on standard error. Its arguments may come from peers.
 func (i *invocation) say(format string, arguments ...any) {
 	_, _ = fmt.Fprintln(i.Stderr, text.Line(sprintf(format, arguments...), maxLine))
 }

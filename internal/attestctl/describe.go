@@ -3,6 +3,7 @@
 package attestctl
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -22,15 +23,15 @@ import (
 type Description struct {
 	Node    string                     `json:"node"`
 	Records []v1alpha1.NodeAttestation `json:"records"`
-	// History is in the order of time, first the record's entries, and then those that others
-	// claim.
+	// History has the record's entries, and then the entries that others claim, each in the order
+	// of time.
 	History []Happening `json:"history"`
-	// Omitted is how many older entries of requests and Events are not in History.
+	// Omitted counts the older requests and Events that are not in History.
 	Omitted    Omitted  `json:"omitted,omitzero"`
 	Incomplete []string `json:"incomplete,omitempty"`
 }
 
-// Omitted is how many entries of each kind are not shown.
+// Omitted counts what is not shown.
 type Omitted struct {
 	Requests int `json:"requests,omitempty"`
 	Events   int `json:"events,omitempty"`
@@ -51,7 +52,7 @@ type Happening struct {
 
 const (
 	fromRecord, fromRequest, fromEvent = "record", "request", "event"
-	// maxHistory limits the requests, and the Events, in a history. The CRD bounds the record.
+	// maxHistory limits the requests in a history, and also the Events. The CRD bounds the record.
 	maxHistory = 100
 )
 
@@ -113,8 +114,8 @@ func (a *access) describe(ctx context.Context, node string, now time.Time) (*Des
 	return d, nil
 }
 
-// fill makes the history. What anybody can write pushes out nothing of the record, and one
-// requester nothing of another.
+// fill makes the history. Entries that anybody can write displace no entry of the record. Requests
+// of one requester displace no request of another.
 func (d *Description) fill(requests []Request, events []event) {
 	about := map[string]bool{"Node/" + d.Node: true}
 	for i := range d.Records {
@@ -141,13 +142,14 @@ func (d *Description) fill(requests []Request, events []event) {
 	for _, e := range events[:len(events)-d.Omitted.Events] {
 		d.add(metav1.NewTime(e.at), fromEvent, e.name, "%s: %s", e.reason, e.note)
 	}
-	slices.SortStableFunc(d.History, func(a, b Happening) int {
-		if a.Trusted != b.Trusted && a.Trusted {
-			return -1
-		} else if a.Trusted != b.Trusted {
-			return 1
+	trustedFirst := func(h Happening) int {
+		if h.Trusted {
+			return 0
 		}
-		return a.Time.Compare(b.Time.Time)
+		return 1
+	}
+	slices.SortStableFunc(d.History, func(a, b Happening) int {
+		return cmp.Or(trustedFirst(a)-trustedFirst(b), a.Time.Compare(b.Time.Time))
 	})
 }
 

@@ -59,19 +59,20 @@ func (i *invocation) printEntries(ctx context.Context, a *access, waiting []*Req
 // judgeEntries returns the requests of machines that no source of machines names. Where two claim
 // the same, only the operator can say which one is right.
 func judgeEntries(waiting []*Request, listed *inventory.Inventory) (all []candidate) {
-	// what requests claim, without those that claim the same as another one
+	// Requests with the same claim count once.
 	type claim struct{ node, id, ek string }
 	claims := map[claim]bool{}
 	byName, byProviderID, byEK := map[string]int{}, map[string]int{}, map[string]int{}
 	waiting = slices.DeleteFunc(slices.Clone(waiting), func(r *Request) bool {
 		c := claim{r.NodeName, r.ProviderID, r.fingerprint()}
-		known := claims[c]
-		if claims[c] = true; !known {
-			byName[c.node]++
-			byProviderID[c.id]++
-			byEK[c.ek]++
+		if claims[c] {
+			return true
 		}
-		return known
+		claims[c] = true
+		byName[c.node]++
+		byProviderID[c.id]++
+		byEK[c.ek]++
+		return false
 	})
 	for _, r := range waiting {
 		if r.Reason != "" && r.Reason != string(verifier.ReasonMachineNotFound) || len(listed.ByEK(r.fingerprint())) > 0 {
@@ -106,12 +107,12 @@ func judgeEntries(waiting []*Request, listed *inventory.Inventory) (all []candid
 	return all
 }
 
-// errOtherEntries says that the rendered entries are not those that were meant.
+// errOtherEntries says that the rendered document has other entries than those that were rendered.
 var errOtherEntries = errors.New("the entries would not be read as they are meant: nothing is printed")
 
-// renderEntries returns a document for the inventory. An entry with a problem is a comment. It
-// reads the document again as the controller does, and refuses one that has anything but the
-// entries without a problem: an operator appends it to the inventory.
+// renderEntries returns a document that an operator appends to the inventory. An entry with a
+// problem is a comment. renderEntries parses the document again as the controller does. It returns
+// an error if the document has anything but the entries without a problem.
 func renderEntries(candidates []candidate) (string, error) {
 	var out strings.Builder
 	var meant []inventory.Machine

@@ -9,16 +9,16 @@ import (
 	eventsv1 "k8s.io/api/events/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 )
 
 // clusterEvents is the namespace of Events on objects without a namespace.
 const clusterEvents = "default"
 
-// event is an Event that names the controller as its reporter, which nothing proves: each node may
-// create Events in any namespace, and an Event does not say who created it. Kubernetes has no
-// right for the reporter's name. So an Event decides nothing. Texts are bounded, and as they were
-// written.
+// event is an Event that names the controller as its reporter. Nothing proves that: each node may
+// create Events in any namespace, and an Event does not say who created it. RBAC cannot limit who
+// uses the reporter's name. So an Event decides nothing. Texts are cut, but not escaped.
 type event struct {
 	kind, name, reason, note string
 	at                       time.Time
@@ -35,8 +35,8 @@ func readEvents(ctx context.Context, c client.Reader, namespace string, now time
 	return all, err
 }
 
-// newEvent takes the time of the last occurrence from the Event, but none before its creation or in
-// the future.
+// newEvent uses the Event's own time of the last occurrence only if it lies between the creation of
+// the Event and now.
 func newEvent(e *eventsv1.Event, now time.Time) event {
 	at := e.EventTime.Time
 	if e.Series != nil {
@@ -48,5 +48,5 @@ func newEvent(e *eventsv1.Event, now time.Time) event {
 	if at.After(now) {
 		at = now
 	}
-	return event{e.Regarding.Kind, e.Regarding.Name, cut(e.Reason, maxName), cut(e.Note, maxMessage), at}
+	return event{e.Regarding.Kind, e.Regarding.Name, text.Cut(e.Reason, maxName), text.Cut(e.Note, maxMessage), at}
 }

@@ -18,7 +18,7 @@ import (
 // prose is text that an operator wrote, in any language. Other text is quoted unless it is ASCII.
 type prose string
 
-// shown returns a value that is safe to show: bounded, and in one line. Peers may have written it.
+// shown returns a value that is safe to show, even if a peer wrote it: bounded, and in one line.
 func shown(value any, limit int) any {
 	switch v := value.(type) {
 	case prose:
@@ -34,16 +34,8 @@ func shown(value any, limit int) any {
 	return value
 }
 
-// cut cuts a text for programs to limit bytes, and adds " ...". outputformat escapes the rest.
-func cut(s string, limit int) string {
-	if len(s) > limit {
-		s = strings.ToValidUTF8(s[:limit], "") + " ..."
-	}
-	return s
-}
-
-// sprintf is fmt.Sprintf with arguments that are safe to show. The format is the program's own. All
-// text that a command prints for people comes from it or from printTable.
+// sprintf is fmt.Sprintf, but makes the arguments safe to show. The format must not come from a
+// peer. All text that a command prints for people comes from sprintf or from printTable.
 func sprintf(format string, arguments ...any) string {
 	safe := make([]any, len(arguments))
 	for k, argument := range arguments {

@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/tpmprovider"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
@@ -32,8 +33,8 @@ const (
 )
 
 // Request is a CertificateSigningRequest for a node's client certificate. Everything but the name,
-// the requester and the times is what the requester claims. Texts are bounded, and as the requester
-// wrote them: sprintf, printTable and outputformat make them safe to show.
+// the requester and the times is what the requester claims. Texts are cut, but not escaped:
+// sprintf, printTable and outputformat make them safe to show.
 type Request struct {
 	Name   string `json:"name"`
 	Signer string `json:"signer"`
@@ -143,15 +144,15 @@ func (a *access) readRequests(ctx context.Context, now time.Time) ([]Request, er
 // newRequest returns the shown parts of a request.
 func newRequest(object *certificatesv1.CertificateSigningRequest, claim verifier.Claim, now time.Time) Request {
 	r := Request{
-		Name: cut(object.Name, maxMessage), Signer: object.Spec.SignerName, Requester: cut(object.Spec.Username, maxName), Created: object.CreationTimestamp,
-		NodeName: cut(claim.NodeName, maxName), ProviderID: cut(claim.ProviderID, maxMessage),
+		Name: text.Cut(object.Name, maxMessage), Signer: object.Spec.SignerName, Requester: text.Cut(object.Spec.Username, maxName), Created: object.CreationTimestamp,
+		NodeName: text.Cut(claim.NodeName, maxName), ProviderID: text.Cut(claim.ProviderID, maxMessage),
 		uid: string(object.UID), hello: claim.Hello,
 	}
 	current, cause := state.Explain(object)
 	r.State = current.String()
 	switch {
 	case cause != nil:
-		r.Reason, r.Message, r.Since = cut(cause.Reason, maxName), cut(cause.Message, maxMessage), cause.LastUpdateTime
+		r.Reason, r.Message, r.Since = text.Cut(cause.Reason, maxName), text.Cut(cause.Message, maxMessage), cause.LastUpdateTime
 	case current == state.Pending:
 		// While the admission policies are not in force, the requester may have written the
 		// annotation.
@@ -160,7 +161,7 @@ func newRequest(object *certificatesv1.CertificateSigningRequest, claim verifier
 		}
 	default:
 		for _, c := range object.Status.Conditions {
-			r.Reason, r.Message, r.Since = cut(c.Reason, maxName), cut(c.Message, maxMessage), c.LastUpdateTime
+			r.Reason, r.Message, r.Since = text.Cut(c.Reason, maxName), text.Cut(c.Message, maxMessage), c.LastUpdateTime
 		}
 	}
 	if !r.hello {
@@ -197,7 +198,7 @@ func claimedEK(object *certificatesv1.CertificateSigningRequest) *ClaimedEK {
 		sum := sha256.Sum256(hello.EKCertificates[0])
 		ek.Certificate = &EKCertificate{Fingerprint: hex.EncodeToString(sum[:])}
 		if certificate, err := x509.ParseCertificate(hello.EKCertificates[0]); err == nil {
-			ek.Certificate.Issuer = cut(certificate.Issuer.String(), maxIssuer)
+			ek.Certificate.Issuer = text.Cut(certificate.Issuer.String(), maxIssuer)
 		}
 	}
 	return ek
@@ -218,7 +219,7 @@ func addEKsOfHellos(all []Request) {
 	}
 }
 
-// identity is the node and EK that a requester claims.
+// identity is a requester, with the node and EK that the requester claims.
 type identity struct{ node, ek, requester string }
 
 func (r *Request) identity() identity { return identity{r.NodeName, r.fingerprint(), r.Requester} }
@@ -245,9 +246,9 @@ func newest(all []Request, keep func(*Request) bool) []*Request {
 // maxClaims limits how many claims a command shows: a bootstrap token files any number.
 const maxClaims = 500
 
-// share returns at most limit requests, in their order, and how many it left out. Each requester
-// has the same share: one that files many pushes out none of another requester. Of one requester
-// it keeps the first.
+// share returns at most limit requests, in their order, and the number of those that it left out.
+// Each requester has the same share, so a requester with many requests displaces none of another
+// requester. Of one requester it keeps the first ones.
 func share(all []*Request, limit int) (kept []*Request, omitted int) {
 	filed := map[string]int{}
 	for _, r := range all {
@@ -255,7 +256,7 @@ func share(all []*Request, limit int) (kept []*Request, omitted int) {
 	}
 	left, each := limit, limit
 	for n, count := range slices.Sorted(maps.Values(filed)) {
-		if each = left / (len(filed) - n); count > each {
+		if each = max(1, left/(len(filed)-n)); count > each {
 			break
 		}
 		left -= count

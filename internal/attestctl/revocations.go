@@ -108,7 +108,7 @@ func (i *invocation) collectRevocations(ctx context.Context, a *access) (*Revoca
 		r.Revocations = append(r.Revocations, newRevocationState(&revocations[k]))
 	}
 	for _, s := range suspensions {
-		r.Suspensions = append(r.Suspensions, SuspendedMachine{cut(s.Spec.EK, maxName), cut(s.Spec.NodeName, maxName), s.CreationTimestamp, cut(s.Spec.Reason, maxMessage)})
+		r.Suspensions = append(r.Suspensions, SuspendedMachine{text.Cut(s.Spec.EK, maxName), text.Cut(s.Spec.NodeName, maxName), s.CreationTimestamp, text.Cut(s.Spec.Reason, maxMessage)})
 	}
 	slices.SortFunc(r.Suspensions, func(a, b SuspendedMachine) int {
 		if c := b.Created.Compare(a.Created.Time); c != 0 {
@@ -126,12 +126,12 @@ func (i *invocation) collectRevocations(ctx context.Context, a *access) (*Revoca
 
 func newRevocationState(r *v1alpha1.NodeRevocation) RevocationState {
 	s := RevocationState{
-		Name: cut(r.Name, maxName), Created: r.CreationTimestamp, Mode: cut(string(r.Spec.Mode), maxName), All: r.Spec.All,
+		Name: text.Cut(r.Name, maxName), Created: r.CreationTimestamp, Mode: text.Cut(string(r.Spec.Mode), maxName), All: r.Spec.All,
 		Nodes: r.Status.Nodes, Renewed: r.Status.Renewed, Revoked: r.Status.Revoked,
-		Complete: meta.IsStatusConditionTrue(r.Status.Conditions, v1alpha1.ConditionComplete), Reason: cut(r.Spec.Reason, maxMessage),
+		Complete: meta.IsStatusConditionTrue(r.Status.Conditions, v1alpha1.ConditionComplete), Reason: text.Cut(r.Spec.Reason, maxMessage),
 	}
 	for _, name := range r.Status.Waiting[:min(len(r.Status.Waiting), text.MaxNames)] {
-		s.Waiting = append(s.Waiting, cut(name, maxName))
+		s.Waiting = append(s.Waiting, text.Cut(name, maxName))
 	}
 	return s
 }

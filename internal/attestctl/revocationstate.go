@@ -90,7 +90,7 @@ func (a *access) readInForce(ctx context.Context, now time.Time) InForce {
 	case c == nil:
 		return InForce{corev1.ConditionUnknown, "", fmt.Sprintf("namespace %s has no condition %s", name, telemetry.ConditionRevocation)}
 	}
-	return InForce{c.Status, cut(c.Reason, maxName), cut(c.Message, maxMessage)}
+	return InForce{c.Status, text.Cut(c.Reason, maxName), text.Cut(c.Message, maxMessage)}
 }
 
 // Lists is what the RevocationSlices of a cluster hold.
@@ -99,7 +99,7 @@ type Lists struct {
 	// new certificate.
 	Certificates int `json:"certificates"`
 	Suspended    int `json:"suspended"`
-	// NotInForce is how many belong to nodes that are on no list with a policy.
+	// NotInForce is how many are certificates of nodes that are on no list with a policy.
 	NotInForce int `json:"notInForce"`
 	// Capacity is how many certificates the lists with a policy hold. A node needs one place.
 	Capacity int `json:"capacity"`

@@ -37,16 +37,16 @@ type NodeStatus struct {
 	// Expires is when the last certificate in the record ends.
 	Expires      *metav1.Time `json:"expires,omitempty"`
 	LastAttested *metav1.Time `json:"lastAttested,omitempty"`
-	// Reason and Message are the record's. A request that waits or was refused replaces them while
-	// the record has no problem, if the node filed it with its certificate. If Claimed, they are
-	// about a request.
+	// Reason and Message are the record's, if the record has a problem. Otherwise they are those of
+	// a request that waits or was refused, if the node filed it with its own certificate. If
+	// Claimed, they are those of the request that claims the node.
 	Reason  string `json:"reason,omitempty"`
 	Message string `json:"message,omitempty"`
 	// WaitingSince is set while a request waits.
 	WaitingSince *metav1.Time `json:"waitingSince,omitempty"`
 	Request      string       `json:"request,omitempty"`
 
-	// problem says that the record itself says why the machine is refused.
+	// problem says that Reason is why the record refuses the machine.
 	problem bool
 }
 
@@ -110,9 +110,9 @@ func (a *access) status(ctx context.Context, node string, now time.Time) (*Statu
 	return s, nil
 }
 
-// fill joins records and requests. Only the request that a record names, and requests that the
-// node filed with its certificate, are on the record's line: the EK of a hello is public, so each
-// bootstrap token can file a copy. All others are claims.
+// fill joins records and requests. A record's line has only the request that the record names, and
+// requests that the node filed with its certificate. All others are claims: the EK of a hello is
+// public, so anyone with a bootstrap token can file a copy of a hello.
 func (s *Status) fill(records []v1alpha1.NodeAttestation, requests []Request) {
 	known, named := map[[2]string]int{}, map[string]int{}
 	for i := range records {
@@ -180,7 +180,7 @@ func expiry(r *v1alpha1.NodeAttestation) (last *metav1.Time) {
 	return last
 }
 
-// add adds a request. A problem of the record outranks its reason.
+// add adds a request. Its reason does not replace a problem of the record.
 func (n *NodeStatus) add(r *Request) {
 	n.Request = r.Name
 	if !n.problem {
@@ -255,7 +255,7 @@ func (i *invocation) nodeNames(ctx context.Context) ([]string, error) {
 	}
 	var names []string
 	for i := range records {
-		// a shell and its completion take this name as it is
+		// Such a name needs no quotes in a shell.
 		if name := records[i].Spec.NodeName; len(validation.IsDNS1123Subdomain(name)) == 0 {
 			names = append(names, name)
 		}

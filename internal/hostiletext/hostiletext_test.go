@@ -3,6 +3,7 @@
 package hostiletext
 
 import (
+	"maps"
 	"strings"
 	"testing"
 
@@ -34,20 +35,42 @@ func TestPlantReachesEachField(t *testing.T) {
 	}
 }
 
+func TestChange(t *testing.T) {
+	object := &certificatesv1.CertificateSigningRequest{}
+	object.Name, object.Labels, object.Spec.Request = "name", map[string]string{"a": "label"}, []byte("bytes")
+	paths := map[string]string{}
+	Change(object, func(path, value string) string {
+		if value != "" {
+			paths[path] = value
+		}
+		return value + "!"
+	})
+	if want := map[string]string{"Name": "name", "Labels[a]": "label"}; !maps.Equal(paths, want) {
+		t.Errorf("%q", paths)
+	}
+	if object.Name != "name!" || object.Labels["a"] != "label!" || string(object.Spec.Request) != "bytes" || object.OwnerReferences != nil || object.DeletionTimestamp != nil {
+		t.Errorf("%+v", object)
+	}
+}
+
 func TestFind(t *testing.T) {
 	for name, output := range map[string]string{
-		"raw": For("x"), "a forged line": "first\n" + forgedEntry, "an indented one": "a:\n  " + forgedItem, "a forged field": `request="x` + forgedField + `"`,
+		"raw": For("x"), "a forged line": "first\n" + forgedEntry, "an indented one": "a:\n  " + forgedItem,
 		"not UTF-8": "\xff", "reordered": "\u202e", "blank letter": "\u3164",
 	} {
 		if len(Find(output)) == 0 {
 			t.Errorf("%s: nothing is found in %q", name, output)
 		}
 	}
-	for _, output := range []string{"", "one\ntwo\n", text.Line(For("x"), 4096), `request="` + strings.ReplaceAll(text.Escape(For("x")), `"`, `\"`) + `"`, text.Quote(For("x"), 4096)} {
-		for _, problem := range Find(output) {
-			if !strings.HasPrefix(problem, "a forged field") { // Line does not quote
-				t.Error(problem)
-			}
+	if forged := `request="x` + forgedField + `"`; len(FindUnquoted(forged)) == 0 || len(Find(forged)) > 0 {
+		t.Errorf("a forged field: %q in a log, %q elsewhere", FindUnquoted(forged), Find(forged))
+	}
+	for _, output := range []string{"", "one\ntwo\n", `request="` + strings.ReplaceAll(text.Escape(For("x")), `"`, `\"`) + `"`, text.Quote(For("x"), 4096)} {
+		for _, problem := range FindUnquoted(output) {
+			t.Error(problem)
 		}
+	}
+	for _, problem := range Find(text.Line(For("x"), 4096)) { // Line does not quote
+		t.Error(problem)
 	}
 }

@@ -14,9 +14,9 @@ import (
 	"unicode/utf8"
 )
 
-// hidden are characters that unicode.IsPrint accepts, although a reader does not see each of them
-// where it stands. Marks and skin tones change their neighbours, and some characters are blank.
-// Letters written from right to left make a terminal reorder what is beside them (UAX #9).
+// hidden are characters that unicode.IsPrint accepts, but that a reader does not see in their
+// place. Marks and skin tones change the character before them. Some characters are blank. Letters
+// written from right to left make a terminal reorder the text beside them (UAX #9).
 var hidden = []*unicode.RangeTable{
 	unicode.M, unicode.Other_Default_Ignorable_Code_Point, {
 		R16: []unicode.Range16{
@@ -37,9 +37,9 @@ var hidden = []*unicode.RangeTable{
 // Visible reports whether a reader sees r as one character in its place.
 func Visible(r rune) bool { return unicode.IsPrint(r) && !unicode.In(r, hidden...) }
 
-// Escape returns s with each character that is not Visible as an escape: \n, \r, \t, or \uXXXX as
-// in JSON, and a byte that is not UTF-8 as \xXX. In a JSON document, which has such characters in
-// strings only, Escape keeps the document's meaning.
+// Escape replaces each character that is not Visible by its escape in JSON: \n, \r, \t or \uXXXX. A
+// byte that is not UTF-8 becomes \xXX. A compact JSON document keeps its meaning, because it has
+// such characters in strings only.
 func Escape(s string) string {
 	if strings.IndexFunc(s, func(r rune) bool { return !Visible(r) || r == utf8.RuneError }) < 0 {
 		return s
@@ -53,8 +53,7 @@ func Escape(s string) string {
 		case Visible(r):
 			out.WriteRune(r)
 		case r == '\n', r == '\r', r == '\t':
-			quoted := strconv.QuoteRune(r)
-			out.WriteString(quoted[1 : len(quoted)-1])
+			out.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
 		default:
 			for _, unit := range utf16.AppendRune(nil, r) {
 				fmt.Fprintf(&out, `\u%04x`, unit)
@@ -65,25 +64,25 @@ func Escape(s string) string {
 	return out.String()
 }
 
-// Line returns prose as one line, at most limit bytes long, with " ..." if it was cut. White space
-// becomes a blank, and other characters that are not Visible are escaped.
+// Line returns a text as one line that is Cut to limit bytes. White space becomes a blank. Other
+// characters that are not Visible are escaped.
 func Line(s string, limit int) string {
 	return Cut(Escape(strings.Join(strings.Fields(s), " ")), limit)
 }
 
-// Quote returns s as it is if it is one line of printable ASCII. Otherwise, or if it could be taken
-// for a quoted text or for two columns, it returns s in double quotes with the escapes of Go. So it
-// is never shown as another object's name. It cuts s to limit bytes and adds " ...".
+// Quote returns a text that is Cut to limit bytes, such as an object's name. The text is in double
+// quotes, with the escapes of Go, unless it is one line of printable ASCII. It is also in quotes if
+// it looks like a quoted text, or like two columns. So no name looks like another name.
 func Quote(s string, limit int) string {
 	s = Cut(s, limit)
-	strange := func(r rune) bool { return r < ' ' || r > '~' }
-	if strings.ContainsFunc(s, strange) || strings.HasPrefix(s, `"`) || strings.Contains(s, "  ") || strings.TrimSpace(s) != s {
+	unprintable := func(r rune) bool { return r < ' ' || r > '~' }
+	if strings.ContainsFunc(s, unprintable) || strings.HasPrefix(s, `"`) || strings.Contains(s, "  ") || strings.TrimSpace(s) != s {
 		return strconv.QuoteToASCII(s)
 	}
 	return s
 }
 
-// Cut returns the first limit bytes of s, and " ..." if there are more.
+// Cut returns s, or its first limit bytes and " ..." if s is longer. It escapes nothing.
 func Cut(s string, limit int) string {
 	if len(s) > limit {
 		s = strings.ToValidUTF8(s[:limit], "") + " ..."
@@ -91,9 +90,9 @@ func Cut(s string, limit int) string {
 	return s
 }
 
-// EntryWriter returns a writer for a log that writes each entry by one Write. Each entry becomes
-// one line, and what is not Visible in it is escaped. So no text in an entry can look like another
-// entry.
+// EntryWriter returns a writer for a log that writes each entry with one call of Write. Each entry
+// becomes one line, with escapes for characters that are not Visible. So no text in an entry can
+// look like another entry.
 func EntryWriter(w io.Writer) io.Writer { return entryWriter{w} }
 
 type entryWriter struct{ io.Writer }
@@ -123,10 +122,10 @@ func Arguments(names []string) string {
 // maxListed limits a name in a list, in bytes.
 const maxListed = 253
 
-// MaxNames is how many names Names lists.
+// MaxNames is the number of names that Names lists.
 const MaxNames = 20
 
-// Names returns how many names there are, and the first MaxNames of them, each as by Quote.
+// Names returns the number of names, and the first MaxNames of them, each by Quote.
 func Names(names []string) string {
 	listed := make([]string, min(len(names), MaxNames))
 	for i := range listed {

@@ -71,7 +71,7 @@ func TestStartKillStop(t *testing.T) {
 	if err != nil || !strings.Contains(string(log), `"decided"`) {
 		t.Errorf("%v: %s", err, log)
 	}
-	for _, problem := range append(hostiletext.Find(metrics), hostiletext.Find(string(log))...) {
+	for _, problem := range append(hostiletext.Find(metrics), hostiletext.FindUnquoted(string(log))...) {
 		t.Error(problem)
 	}
 	if err := c.Kill(); err != nil {
@@ -153,7 +153,7 @@ func awaitDecisions(t *testing.T, cp *testbed.ControlPlane, names []string) {
 			return len(conditions) > 0
 		})
 		for _, c := range conditions {
-			for _, problem := range hostiletext.Find(c.Reason + " " + c.Message) {
+			for _, problem := range hostiletext.FindUnquoted(c.Reason + " " + c.Message) {
 				t.Error(problem)
 			}
 		}
@@ -163,7 +163,7 @@ func awaitDecisions(t *testing.T, cp *testbed.ControlPlane, names []string) {
 		t.Fatal(err)
 	}
 	for _, event := range all.Items {
-		for _, problem := range hostiletext.Find(event.Note) {
+		for _, problem := range hostiletext.FindUnquoted(event.Note) {
 			t.Error(problem)
 		}
 	}

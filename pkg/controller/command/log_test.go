@@ -49,7 +49,7 @@ func TestHostileTextInTheLog(t *testing.T) {
 			write()
 			entries++
 		}
-		for _, problem := range hostiletext.Find(out.String()) {
+		for _, problem := range hostiletext.FindUnquoted(out.String()) {
 			t.Errorf("%s: %s", format, problem)
 		}
 		if lines := strings.Count(out.String(), "\n"); lines != entries {
@@ -130,11 +130,7 @@ func TestHostileTextOfCommands(t *testing.T) {
 	if out.Len() < 1000 {
 		t.Errorf("little was printed: %q", out)
 	}
-	for line := range strings.Lines(out.String()) {
-		for _, problem := range hostiletext.Find(line) {
-			if !strings.HasPrefix(problem, "a forged field") { // only a log has fields
-				t.Error(problem)
-			}
-		}
+	for _, problem := range hostiletext.Find(out.String()) {
+		t.Error(problem)
 	}
 }
