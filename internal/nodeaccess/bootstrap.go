@@ -77,8 +77,8 @@ func readBootstrap(path string) (Access, error) {
 }
 
 // inline replaces the files that a kubeconfig in dir names by their content, so that client-go
-// reads no file. A worker that is under way does not see a later change of the token's file.
-// client-go's precedence stays: the token's file wins over a token, and data wins over other files.
+// reads no file. A running worker does not see a later change of the token's file. As in client-go,
+// the token's file has precedence over a token, and data over other files.
 func inline(dir string, cluster *clientcmdapi.Cluster, user *clientcmdapi.AuthInfo) error {
 	var token []byte
 	for _, named := range []struct {
@@ -100,7 +100,7 @@ func inline(dir string, cluster *clientcmdapi.Cluster, user *clientcmdapi.AuthIn
 		}
 		content, err := trustedfile.Read(path)
 		if errors.Is(err, fs.ErrNotExist) {
-			// not wrapped: the kubeconfig itself is there
+			// not wrapped, since the caller takes fs.ErrNotExist for a missing kubeconfig
 			return fmt.Errorf("%s: %s: no such file", named.field, path)
 		}
 		if err != nil {

@@ -63,7 +63,8 @@ func (a Access) Requester() string {
 	if a.Own {
 		return "node" // each of the node's certificates has the same user name
 	}
-	// "" was a file's name: the hash of a request under way must stay the same.
+	// Older releases had the token file's name in place of "". The hash of a pending request must
+	// not change.
 	sum := sha256.Sum256([]byte(strings.Join([]string{a.Config.BearerToken, "", string(a.Config.CertData)}, "\x00")))
 	return hex.EncodeToString(sum[:])
 }

@@ -24,9 +24,11 @@ const (
 func Valid(format string) bool { return format == JSON || format == YAML }
 
 // Encode returns a value as YAML, or else as JSON. Both end in a newline. Peers may have written
-// the strings in it: characters that are not visible are in the output only as escapes, so that a
-// terminal shows them and a decoder returns the original. The YAML encoder refuses some of them and
-// leaves others as they are, so such a document is YAML in the style of JSON.
+// the strings in the value. So characters that are not visible become escapes: a terminal shows
+// them, and a decoder returns the original.
+//
+// The YAML encoder refuses some of these characters, and does not escape others. So YAML with such
+// characters has the style of JSON.
 func Encode(format string, value any) ([]byte, error) {
 	if format == YAML {
 		if out, err := yaml.Marshal(value); err == nil && escapeLines(string(out)) == string(out) {
@@ -40,10 +42,10 @@ func Encode(format string, value any) ([]byte, error) {
 	return []byte(escapeLines(string(out) + "\n")), err
 }
 
-// supplementary are the characters that JSON escapes as a pair, which YAML does not know.
+// supplementary are the characters that JSON escapes as a surrogate pair. YAML has no such pairs.
 var supplementary = regexp.MustCompile(`[\x{10000}-\x{10FFFF}]`)
 
-// escapeLines escapes what is not visible within each line.
+// escapeLines escapes characters that are not visible, but keeps the line ends.
 func escapeLines(document string) string {
 	lines := strings.Split(document, "\n")
 	for i, line := range lines {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package trustedfile reads files that decide what this program does. It refuses a file that
-// another user than root and this one could have written or replaced.
+// Package trustedfile reads files that decide what this program does. It refuses a file if a user
+// other than root and this program's user could have written or replaced it.
 package trustedfile
 
 import (
@@ -21,18 +21,18 @@ const MaxSize = 1 << 20
 // maxLinks is how many symbolic links a path may have, as in Linux (path_resolution(7)).
 const maxLinks = 40
 
-// Error says that another user may decide what a path leads to, or that it is no readable file. It
-// quotes nothing of the file.
+// Error says that another user can write or replace a file, or that the file is not a regular file
+// of at most MaxSize. It quotes nothing of the file.
 type Error struct {
-	// Path is the file, or the link or folder on the way to it that is the problem.
+	// Path is the cause of the problem: the file, or a folder or link in its path.
 	Path, Problem string
-	// Hint says what can be done.
+	// Hint says how to correct the problem.
 	Hint string
 }
 
 func (e *Error) Error() string { return e.Path + ": " + e.Problem }
 
-// Hint returns the hint of an *Error in err, otherwise the other one.
+// Hint returns the hint of an *Error in err. It returns otherwise if err has none.
 func Hint(err error, otherwise string) string {
 	var untrusted *Error
 	if errors.As(err, &untrusted) {
@@ -41,9 +41,9 @@ func Hint(err error, otherwise string) string {
 	return otherwise
 }
 
-// Problem says why a file or directory cannot be trusted, "" if it can: root or this user must own
-// it, and neither its group nor others may write it. The group root is no exception: containers
-// with any UID can have it. OpenSSH's StrictModes has the same rule.
+// Problem says why a file or directory cannot be trusted, "" if it can. Root or this program's user
+// must own it. Neither its group nor others may write it. The group root is no exception, because
+// containers with any UID can have it. OpenSSH's StrictModes has the same rule.
 func Problem(info fs.FileInfo) string {
 	var uid uint32
 	if stat, ok := info.Sys().(*syscall.Stat_t); ok {
@@ -65,10 +65,10 @@ func Problem(info fs.FileInfo) string {
 // Remedy returns the commands that make a path trusted.
 func Remedy(path string) string { return fmt.Sprintf("chown root %s; chmod go-w %[1]s", path) }
 
-// Read returns the content of a regular file. Each folder and each symbolic link on the way to it,
-// and the file itself, must pass Problem. A folder with the sticky bit, such as /tmp, may be
-// writable by others: they cannot replace our entries. The error is an *Error, fs.ErrNotExist, or
-// another error of the file system.
+// Read returns the content of a regular file. The file and each folder in its path must pass
+// Problem. OwnedByUs must hold for each symbolic link in the path. Others may write a folder with
+// the sticky bit, such as /tmp, because they cannot replace our entries there. The error is an
+// *Error, fs.ErrNotExist, or another error of the file system.
 func Read(path string) ([]byte, error) {
 	resolved, err := resolve(path)
 	if err != nil {
@@ -78,15 +78,15 @@ func Read(path string) ([]byte, error) {
 	return data, err
 }
 
-// Check returns the error that Read would return because of owners and modes. The path may be a
-// directory, too.
+// Check returns the error that Read would return because of owners and modes. The path may also be
+// a directory.
 func Check(path string) error {
 	_, err := resolve(path)
 	return err
 }
 
-// ReadAt is Read without a look at the folders: the caller has checked them. It refuses a symbolic
-// link in the file's place.
+// ReadAt is Read without the check of the folders in the path. The caller must have checked them.
+// It refuses a symbolic link in place of the file.
 func ReadAt(path string) ([]byte, fs.FileInfo, error) {
 	data, info, err := readRegular(path)
 	if err != nil {
@@ -112,7 +112,7 @@ func ReadUntrusted(path string) []byte {
 	return data
 }
 
-// readRegular never blocks, and does not open a device: an open can rewind a tape.
+// readRegular never blocks. It does not open a device, because opening a tape can rewind it.
 func readRegular(path string) ([]byte, fs.FileInfo, error) {
 	special := &Error{path, "is not a regular file", "put a regular file there"}
 	info, err := os.Lstat(path)
@@ -124,7 +124,7 @@ func readRegular(path string) ([]byte, fs.FileInfo, error) {
 	case !info.Mode().IsRegular():
 		return nil, nil, special
 	}
-	// O_NONBLOCK: since Lstat, a fifo may have come in its place.
+	// O_NONBLOCK: a fifo may have replaced the file since Lstat.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, nil, bare(path, err)
@@ -146,8 +146,8 @@ func readRegular(path string) ([]byte, fs.FileInfo, error) {
 	return data, info, nil
 }
 
-// resolve follows a path from / on, as the kernel does, and checks each step. It returns the path
-// without links. An entry of a sticky folder must be ours even if it is only a link.
+// resolve returns a path without symbolic links. It removes ".." from the given path first, then
+// follows the path from / as the kernel does, and checks each step.
 func resolve(path string) (string, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -167,7 +167,7 @@ func resolve(path string) (string, error) {
 		if name == "" || name == "." {
 			continue
 		}
-		// at has no links, so that ".." is its parent
+		// at has no links, so Join can resolve ".." of a link's target
 		next := filepath.Join(at, name)
 		info, err := os.Lstat(next)
 		if err != nil {
@@ -199,20 +199,19 @@ func resolve(path string) (string, error) {
 	return at, nil
 }
 
-// judge returns an *Error if an entry of the path cannot be trusted. It is a folder if the path
-// goes on below it.
+// judge returns an *Error if an entry of the path cannot be trusted. folder says that the path
+// continues below the entry.
 func judge(path string, info fs.FileInfo, folder bool) error {
-	problem := Problem(info)
 	if folder && info.Mode()&fs.ModeSticky != 0 && OwnedByUs(info) {
-		problem = ""
+		return nil
 	}
-	if problem != "" {
+	if problem := Problem(info); problem != "" {
 		return &Error{path, problem, Remedy(path)}
 	}
 	return nil
 }
 
-// OwnedByUs reports whether root or this user owns a file.
+// OwnedByUs reports whether root or this program's user owns a file.
 func OwnedByUs(info fs.FileInfo) bool {
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	return ok && (stat.Uid == 0 || int(stat.Uid) == os.Geteuid())
@@ -220,9 +219,9 @@ func OwnedByUs(info fs.FileInfo) bool {
 
 // bare replaces the operation and path of a file system error by the path.
 func bare(path string, err error) error {
-	var of *fs.PathError
-	if errors.As(err, &of) {
-		err = of.Err
+	var pathError *fs.PathError
+	if errors.As(err, &pathError) {
+		err = pathError.Err
 	}
 	return fmt.Errorf("%s: %w", path, err)
 }

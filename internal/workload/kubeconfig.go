@@ -20,7 +20,8 @@ const maxHost = 253 + len("[]:65535")
 
 // ParseKubeconfig parses the kubeconfig of a workload cluster. Its writer must not make the reader
 // run a program, or send one of the reader's files to a server. So everything must be in the
-// kubeconfig itself. The server is no link-local address. Errors quote nothing of it.
+// kubeconfig itself. A server with a link-local address is refused. Errors quote nothing of the
+// kubeconfig.
 func ParseKubeconfig(kubeconfig []byte) (*clientcmdapi.Config, error) {
 	config, err := clientcmd.Load(kubeconfig)
 	if err != nil || len(kubeconfig) == 0 {
@@ -53,10 +54,10 @@ func ParseKubeconfig(kubeconfig []byte) (*clientcmdapi.Config, error) {
 }
 
 // linkLocal reports whether a host is an address in 169.254.0.0/16 (RFC 3927) or fe80::/10 (RFC
-// 4291, section 2.5.6), also as an IPv4-mapped address. Platforms serve metadata there, and no
-// workload cluster. Names are not resolved: the caller's client resolves them again, and Cluster
-// API's ClusterCache also follows redirects. It has no hook for either. docs/threat-model.md says
-// what remains.
+// 4291, section 2.5.6), also as an IPv4-mapped address. Platforms serve metadata at such addresses,
+// and no workload cluster has one. Names are not resolved here, because the caller's client
+// resolves them again. Cluster API's ClusterCache also follows redirects, and has no hook for
+// either. docs/threat-model.md says what remains.
 func linkLocal(host string) bool {
 	address, err := netip.ParseAddr(host)
 	return err == nil && address.Unmap().IsLinkLocalUnicast()

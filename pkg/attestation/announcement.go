@@ -107,9 +107,9 @@ func (a Announcement) Due(node string, notBefore time.Time, done []string) (name
 	return name, at, due
 }
 
-// moment returns the time within the spread at which a node renews, and IssuedBefore if that is
-// later: before it, the renewal would select the new certificate, too. It depends on the renewal
-// and the node's name alone, so that each check computes the same time.
+// moment returns the time within the spread at which a node renews, but not a time before
+// IssuedBefore: then the renewal would select the new certificate, too. The moment depends only on
+// the renewal and the node's name, so each check computes the same time.
 func (r Renewal) moment(node string) time.Time {
 	sum := sha256.Sum256([]byte(r.Name + "\x00" + node))
 	fraction := float64(binary.BigEndian.Uint64(sum[:])) / math.MaxUint64

@@ -110,7 +110,7 @@ func DefaultConfig() Config {
 // LoadConfig reads a configuration file over the defaults. A missing file is an error unless it is
 // optional. On an error the Config has the defaults, except for the certificate directory and the
 // kubelet's files. These are still read from the file, even if another user may write it, since a
-// valid certificate there must be printed. That directory has to pass its own check.
+// valid certificate there must be printed. The certificate directory has its own check (cache.Dir).
 func LoadConfig(path string, optional bool) (Config, error) {
 	c := DefaultConfig()
 	data, err := trustedfile.Read(path)

@@ -216,7 +216,8 @@ func (a *actor) sign(ctx context.Context, object *certificatesv1.CertificateSign
 		return ctrl.Result{}, errors.New("no record to write the certificate into")
 	}
 	c := a.unpublished.get(object)
-	// there is none yet, somebody replaced the record, or it was revoked before it was published
+	// There is no certificate yet, it was revoked before it was published, or somebody replaced the
+	// record.
 	if c == nil || !records.HasCertificate(record, c.fingerprint) || a.Revocation.isRevoked(c.fingerprint) {
 		var err error
 		if c, err = a.issue(ctx, object, s, d, record); err != nil {

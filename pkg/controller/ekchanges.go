@@ -47,8 +47,8 @@ const (
 	freeEKChanges, freeEKPercent = 3, 5
 	// ekChangesRemind is the interval after which held changes are reported again.
 	ekChangesRemind = 15 * time.Minute
-	// ekFirstUse stands for the source of records without one, as trust on first use makes them.
-	// Their changes count together, whichever source names the other EKs.
+	// ekFirstUse stands for the source of records that have none, such as those from trust on first
+	// use. Changes of these records count together, whichever source names the other EKs.
 	ekFirstUse verifier.EKSource = "FirstUse"
 )
 
@@ -94,7 +94,7 @@ type reportedChanges struct {
 type ekChange struct {
 	object *v1alpha1.NodeAttestation
 	record verifier.Record
-	// by is the source that contradicts the record, and named are the EKs that it names now,
+	// by is the source that contradicts the record. named are the EKs that this source names now,
 	// sorted. Both are empty if no source contradicts the record any more.
 	by    verifier.EKSource
 	named []string

@@ -160,9 +160,9 @@ func (c *Controller) decide(ctx context.Context, object *certificatesv1.Certific
 	return 0, ctrl.Result{}, fmt.Errorf("request %s: no consistency level produced a decision", object.Name)
 }
 
-// judge asks the rules for a decision that fits the request's state. A proof for which the rules
-// would approve or sign is refused if its node was revoked since the hello: a thief may have the
-// key. The node may start over at once, with a new key.
+// judge asks the rules for a decision that fits the request's state. It refuses a proof that the
+// rules would approve or sign if the node was revoked since the hello: a thief may have the key.
+// The node may start over at once, with a new key.
 func (c *Controller) judge(object *certificatesv1.CertificateSigningRequest, s *snapshot) verifier.Decision {
 	var d verifier.Decision
 	switch {

@@ -60,13 +60,13 @@ func (r *Revocation) untilAccepted(node, fingerprint string) time.Duration {
 	return r.enforcer.UntilAccepted(node, fingerprint)
 }
 
-// isRevoked reports whether a certificate that was issued was revoked meanwhile.
+// isRevoked reports whether an issued certificate is revoked.
 func (r *Revocation) isRevoked(fingerprint string) bool {
 	return r != nil && r.enforcer != nil && r.enforcer.Revoked(fingerprint)
 }
 
-// lastBefore returns the number of the last revocation that is older than a proof that the record
-// names, and than its hello.
+// lastBefore returns the number of the last revocation that is older than both the proof and the
+// hello that the record names.
 func (r *Revocation) lastBefore(record *v1alpha1.NodeAttestation) int64 {
 	if r == nil || r.enforcer == nil {
 		return 0
@@ -85,7 +85,7 @@ func requestsIn(record *v1alpha1.NodeAttestation) (uids []types.UID) {
 	return uids
 }
 
-// revokedSince reports whether a node was revoked since its proof, or since the proof's hello.
+// revokedSince reports whether the proof, or its hello, may be older than a revocation of the node.
 func (r *Revocation) revokedSince(node string, proof, hello *certificatesv1.CertificateSigningRequest) bool {
 	if r == nil || r.enforcer == nil {
 		return false

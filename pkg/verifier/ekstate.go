@@ -81,21 +81,21 @@ func (r *Rules) ContradictedBy(record *Record, m *Machine) (EKSource, []string) 
 	return "", nil
 }
 
-// mayReplace reports whether a source may replace a key that the source recorded vouched for.
-// recorded is "" if no source vouched for it.
+// mayReplace reports whether a source may replace a key that the source recorded vouched for. Any
+// source may replace a key for which recorded is "": no source vouched for it.
 func (r *Rules) mayReplace(source, recorded EKSource) bool {
 	return (recorded == source || recorded == "") && r.ekNotNamed(source) == Required
 }
 
-// RefusesUnnamed reports whether the policy refuses a machine whose key this source vouched for, if
-// other keys are named now. It is false for a source that is not in the policy. With "" it is about
-// keys for which no source vouched: it reports whether any source of the policy may replace them.
+// RefusesUnnamed reports whether a source of the policy may replace a key that the source recorded
+// vouched for. recorded is "" for a key that no source vouched for. The result is false for a
+// recorded source that is not in the policy.
 func (r *Rules) RefusesUnnamed(recorded EKSource) bool {
 	return slices.ContainsFunc(r.policy.EKSources, func(source EKSource) bool { return r.mayReplace(source, recorded) })
 }
 
-// ekNotNamed returns the mode of the rule that a source must name the key of a machine for which it
-// names other keys.
+// ekNotNamed returns the mode of this rule: if a source names keys for a machine, the machine's key
+// must be among them.
 //
 // The default depends on who writes the source. An inventory and an annotation are deliberate
 // statements about one machine. A platform computes its answer, and some platforms list only some
@@ -200,8 +200,8 @@ func (e *evaluation) judgeContestedEK() bool {
 	return false
 }
 
-// warnIfNotNamed warns of an endorsement key that is in the record and that no source names. An
-// impostor that was first under trust on first use looks the same to a source that only warns.
+// warnIfNotNamed warns of an endorsement key that is in the record and that no source names. The
+// key may be that of an impostor that enrolled first, under trust on first use.
 func (e *evaluation) warnIfNotNamed(record *Record) {
 	if e.machine == nil || record == nil {
 		return

@@ -18,14 +18,14 @@ import (
 )
 
 const (
-	// checkTimeout bounds one run of the checks. Probes wait a second.
+	// checkTimeout bounds one run of the checks. The kubelet's probes wait for one second.
 	checkTimeout = 800 * time.Millisecond
 	// readinessAge is how long all callers of /readyz share one result.
 	readinessAge = 3 * time.Second
 	// maxReason bounds the text about a failed check, in bytes.
 	maxReason = 400
-	// clientTimeout bounds the time of a client to send a request, to read the answer, and to send
-	// the next request.
+	// clientTimeout bounds how long a client may take to send a request, to read the answer, and
+	// to send the next request.
 	clientTimeout = 10 * time.Second
 )
 
@@ -45,8 +45,8 @@ const (
 	// always: the replica is not ready.
 	always checkKind = iota + 1
 	// once: the replica is not ready until the check has passed once. So a rollout stops at a
-	// replica that never had its inputs, and a replica that decides by last known good inputs stays
-	// ready.
+	// replica that never had its inputs. A replica stays ready while it uses last known good
+	// inputs.
 	once
 )
 
@@ -58,15 +58,15 @@ func newCheck(name string, kind checkKind, run func(context.Context) error) chec
 // readyz answers /readyz with "ok" and the status 200, or with "not ready" and 500. The kubelet
 // needs only the status. The log has the reasons.
 //
-// Anyone who reaches the port may ask, without a credential. So no request causes work: the checks
-// run at most once in readinessAge for all callers, whatever a request says and when it ends.
+// Anyone who reaches the port may send requests, without a credential. So the checks run at most
+// once per readinessAge for all callers together, whatever a request has and when it ends.
 type readyz struct {
 	log klog.Logger
 
 	mu      sync.Mutex
 	checks  []check
 	checked time.Time
-	// blocking are the names of the checks that ended readiness in the last run.
+	// blocking are the names of the checks that kept the replica from being ready in the last run.
 	blocking []string
 }
 
@@ -83,8 +83,8 @@ func (r *readyz) ServeHTTP(answer http.ResponseWriter, _ *http.Request) {
 	_, _ = fmt.Fprint(answer, "ok") // fails only if the client has gone
 }
 
-// ready returns the last result, or runs the checks if that result is too old. It logs a result
-// whose blocking checks differ from the last one's.
+// ready returns the last result. It runs the checks first if that result is too old. It logs the
+// first result, and each result with other blocking checks than the one before.
 func (r *readyz) ready() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -92,7 +92,7 @@ func (r *readyz) ready() bool {
 	if !first && time.Since(r.checked) < readinessAge {
 		return len(r.blocking) == 0
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), checkTimeout) // the result is not only this caller's
+	ctx, cancel := context.WithTimeout(context.Background(), checkTimeout) // the result is for all callers
 	defer cancel()
 	failures := make([]error, len(r.checks))
 	var running sync.WaitGroup
@@ -118,8 +118,8 @@ func (r *readyz) ready() bool {
 	return len(blocking) == 0
 }
 
-// addHealthServer adds the server of /healthz and /readyz to a manager. controller-runtime's own
-// server runs the checks for each request, and logs no reasons.
+// addHealthServer adds a server for /healthz and /readyz to a manager. controller-runtime has one,
+// but that server runs the checks for each request, and does not log why a check failed.
 func addHealthServer(m manager.Manager, address string, checks ...check) error {
 	if address == "0" {
 		return nil

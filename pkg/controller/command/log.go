@@ -43,14 +43,14 @@ func (f *logFormat) Set(value string) error {
 	return errors.New("must be text or json")
 }
 
-// apply makes klog log in this format, and with it client-go, controller-runtime and the standard
-// logger. verbosity is the flag -v. Peers choose parts of many entries, so each entry is one line
-// of visible characters, and texts are cut to maxText. A workload cluster's API server chooses the
+// apply makes klog, client-go, controller-runtime and the standard logger log in this format.
+// verbosity is the flag -v. Peers choose parts of many entries, so each entry is one line of
+// visible characters, and texts are cut to maxText. A workload cluster's API server chooses the
 // number of its warnings, so client-go does not log them.
 func (f *logFormat) apply(output io.Writer, verbosity int) {
 	output = text.EntryWriter(output)
 	rest.SetDefaultWarningHandlerWithContext(rest.NoWarnings{})
-	// net/http logs there, such as a panic of a handler.
+	// net/http uses the standard logger, for example for a panic of a handler.
 	klog.CopyStandardLogTo("INFO")
 	if *f == logJSON {
 		options := &slog.HandlerOptions{Level: slog.Level(-verbosity), ReplaceAttr: replaceAttr}
@@ -61,8 +61,8 @@ func (f *logFormat) apply(output io.Writer, verbosity int) {
 	klog.SetLoggerWithOptions(logr.New(quotingSink{textlogger.NewLogger(config).GetSink()}), klog.ContextualLogger(true))
 }
 
-// quotingSink is a sink of klog's text format that quotes each value. klog itself writes a value of
-// several lines, and the name of an object, without escapes, so a value could forge other fields.
+// quotingSink is a sink for klog's text format that makes klog quote each value. klog itself does
+// not escape names of objects and values of several lines. Such a value could forge other fields.
 type quotingSink struct{ logr.LogSink }
 
 func (s quotingSink) Init(info logr.RuntimeInfo) {
@@ -93,16 +93,14 @@ func (s quotingSink) Error(err error, message string, fields ...any) {
 	s.LogSink.Error(err, text.Cut(message, maxText), quoted(fields)...)
 }
 
-// quoted returns the fields with each text on one line, so that klog quotes it. klog writes values
-// of other types as JSON.
+// quoted returns the fields with each text as one line, because klog quotes such a text. klog
+// writes values of other types as JSON.
 func quoted(fields []any) []any {
 	safe := slices.Clone(fields)
 	for i, field := range safe {
 		switch field.(type) {
-		case string, []byte:
+		case string, []byte, error, fmt.Stringer:
 			safe[i] = short(fmt.Sprintf("%s", field))
-		case error, fmt.Stringer:
-			safe[i] = short(fmt.Sprint(field))
 		}
 	}
 	return safe

@@ -69,9 +69,9 @@ func (e *Enforcer) Revoked(fingerprint string) bool {
 
 // UntilAccepted returns how long to wait until API servers accept writes with a new certificate of
 // a node, which must be in the node's record. It returns 0 if the node has no revoked certificate.
-// If no policy has the certificate, UntilAccepted starts a round. The wait has no end while a
-// policy cannot be written: a node that used the certificate before would be refused. It returns 0
-// for a revoked certificate, which Revoked reports: no policy will ever accept it.
+// It returns 0 for a revoked certificate, too: no policy will ever accept it (Revoked). If no
+// policy has the certificate, UntilAccepted starts a round. The wait has no end while a policy
+// cannot be written: a node that used the certificate before would be refused.
 //
 // Before the first round it waits for startTimeout at most, since revocation may not be set up.
 func (e *Enforcer) UntilAccepted(node, fingerprint string) time.Duration {
@@ -83,10 +83,7 @@ func (e *Enforcer) UntilAccepted(node, fingerprint string) time.Duration {
 		}
 		return unwrittenDelay
 	}
-	if !s.restricted[node] {
-		return 0
-	}
-	if s.revoked[fingerprint] {
+	if !s.restricted[node] || s.revoked[fingerprint] {
 		return 0
 	}
 	at, written := s.writtenAt[fingerprint]

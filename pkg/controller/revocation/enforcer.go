@@ -310,8 +310,8 @@ func (e *Enforcer) round(ctx context.Context) time.Duration {
 		}
 	}
 	problems := e.writePolicies(ctx, p, unlisted)
-	// Nodes must not read an announcement before the requests are noted that are older.
-	if numbered, err := e.number(ctx, in); err != nil {
+	// Older requests must be listed before nodes can read an announcement.
+	if numbered, err := e.assignNumbers(ctx, in); err != nil {
 		return e.notInForce(ctx, "cannot find out which requests are older than a revocation", err)
 	} else if numbered {
 		return settle // the next round selects by these numbers
@@ -513,9 +513,8 @@ func (e *Enforcer) gauge(p plan, inForce bool) {
 	var count telemetry.RevokedCertificates
 	for _, list := range p.lists {
 		for _, c := range list.Certificates {
-			_, unenforced := slices.BinarySearch(p.unenforced, c.NodeName)
 			switch {
-			case unenforced || !inForce:
+			case p.isUnenforced(c.NodeName) || !inForce:
 				count.NotInForce++
 			case c.Suspended:
 				count.Suspended++

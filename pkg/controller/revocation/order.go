@@ -16,24 +16,27 @@ import (
 )
 
 // order says which requests are older than which revocations. Requests and revocations can be on
-// different API servers, so their times are those of different clocks. The order uses no clock:
-// when this process first sees a revocation, it lists the requests. These may be older than the
-// revocation. Each request that comes later is newer.
+// different API servers, with different clocks, so the order does not compare times. When this
+// process first sees a revocation, it lists the requests. The listed requests may be older than the
+// revocation. Each later request is newer.
 //
-// After a restart, the requests of that moment count as older than all revocations. The values are
-// immutable. A nil order has no revocation.
+// After a restart, the requests of that moment count as older than all revocations. Each change
+// makes a new order. A nil order has no revocation.
 type order struct {
 	// last is the number of the newest revocation.
 	last int64
 	// numbers has the numbers of the revocations that this process has seen, by UID.
 	numbers map[types.UID]int64
-	// all and nodes have the number of the newest revocation of all nodes, and of a node.
+	// all is the number of the newest revocation of all nodes. nodes has, by node, the number of
+	// the newest revocation that names the node.
 	all   int64
 	nodes map[string]int64
-	// first has, by the UID of a request, the number of the first revocation that may be newer.
+	// first has, by the UID of a listed request, the number of the first revocation that may be
+	// newer.
 	first map[types.UID]int64
 }
 
+// numberOf returns the number of a revocation, 0 if this process has not seen it.
 func (o *order) numberOf(r *v1alpha1.NodeRevocation) int64 {
 	if o == nil {
 		return 0
@@ -52,8 +55,8 @@ func (o *order) firstAfter(requests []types.UID) int64 {
 	return first
 }
 
-// LastBefore returns the number of the last revocation that is older than each of the requests.
-// They are a proof and its hello. Call it before the certificate is written into its record.
+// LastBefore returns the number of the last revocation that is older than each of the requests,
+// which are a proof and its hello. Call it before you write the certificate into its record.
 func (e *Enforcer) LastBefore(requests ...types.UID) int64 {
 	o := e.order.Load()
 	if o == nil {
@@ -62,17 +65,19 @@ func (e *Enforcer) LastBefore(requests ...types.UID) int64 {
 	return o.firstAfter(requests) - 1
 }
 
-// RevokedSince reports whether a node was revoked, and one of these requests may be older. Its key
-// is older than the request, so it must get no certificate.
+// RevokedSince reports whether one of these requests may be older than the last revocation of the
+// node. Such a request must get no certificate, because its key may be older than the revocation,
+// too.
 func (e *Enforcer) RevokedSince(node string, requests ...types.UID) bool {
 	o := e.order.Load()
 	return o != nil && max(o.all, o.nodes[node]) >= o.firstAfter(requests)
 }
 
-// number numbers the revocations that this process sees for the first time, and lists the requests
-// that may be older. It reports whether it has written a number. A number is written before it is
-// used: otherwise, after a crash, a later revocation could get the same one.
-func (e *Enforcer) number(ctx context.Context, in input) (written bool, err error) {
+// assignNumbers gives a number to each revocation that this process sees for the first time, and
+// lists the requests that may be older. It reports whether it has written a number. It writes a
+// number before anything uses it. Otherwise a later revocation could get the same number after a
+// crash.
+func (e *Enforcer) assignNumbers(ctx context.Context, in input) (written bool, err error) {
 	before := e.order.Load()
 	next := &order{last: in.lastNumber(), numbers: map[types.UID]int64{}, nodes: map[string]int64{}, first: map[types.UID]int64{}}
 	if before != nil {
@@ -84,7 +89,7 @@ func (e *Enforcer) number(ctx context.Context, in input) (written bool, err erro
 		r := &in.revocations[i]
 		isOld := r.Status.Number == 0 && len(r.Status.Conditions) > 0 // an older release has seen it
 		if number := before.numberOf(r); number > 0 {
-			next.see(r, number)
+			next.add(r, number)
 			taken[number] = true
 		} else if !isOld {
 			unseen = append(unseen, r)
@@ -108,7 +113,7 @@ func (e *Enforcer) number(ctx context.Context, in input) (written bool, err erro
 			}
 			written = true
 		}
-		next.see(r, number)
+		next.add(r, number)
 		taken[number], first = true, min(first, number)
 	}
 	for _, uid := range requests {
@@ -124,8 +129,8 @@ func (e *Enforcer) number(ctx context.Context, in input) (written bool, err erro
 	return written, nil
 }
 
-// see adds a revocation.
-func (o *order) see(r *v1alpha1.NodeRevocation, number int64) {
+// add adds a revocation.
+func (o *order) add(r *v1alpha1.NodeRevocation, number int64) {
 	o.numbers[r.UID] = number
 	if r.Spec.All {
 		o.all = max(o.all, number)
@@ -135,7 +140,7 @@ func (o *order) see(r *v1alpha1.NodeRevocation, number int64) {
 	}
 }
 
-// lastNumber returns the highest number. A record may have one whose revocation was deleted.
+// lastNumber returns the highest number. Records may have the number of a deleted revocation.
 func (in *input) lastNumber() (last int64) {
 	for i := range in.revocations {
 		last = max(last, in.revocations[i].Status.Number)
@@ -166,8 +171,8 @@ func (e *Enforcer) writeNumber(ctx context.Context, r *v1alpha1.NodeRevocation, 
 	return nil
 }
 
-// requests returns the UIDs of all requests. It reads live: a cache could lack a request that is
-// older than a revocation.
+// requests returns the UIDs of all requests. It reads live, because a cache could lack a request
+// that is older than a revocation.
 func (e *Enforcer) requests(ctx context.Context) (uids []types.UID, err error) {
 	for next := ""; ; {
 		page := &metav1.PartialObjectMetadataList{}

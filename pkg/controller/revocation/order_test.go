@@ -109,7 +109,7 @@ func TestRequestsFromBefore(t *testing.T) {
 	}
 	number := func(e *Enforcer, in input, want bool) {
 		t.Helper()
-		if written, err := e.number(t.Context(), in); err != nil || written != want {
+		if written, err := e.assignNumbers(t.Context(), in); err != nil || written != want {
 			t.Fatalf("%v, %v", written, err)
 		}
 	}

@@ -55,11 +55,16 @@ type plan struct {
 	// reportsNeeded are the nodes whose report can decide now. The caller reads the reports, and
 	// plans again.
 	reportsNeeded []string
-	// unenforced are the names of nodes with a revoked certificate that are on no list with a
-	// policy, for lack of room.
+	// unenforced are the nodes with a revoked certificate for which the lists with a policy have no
+	// room, sorted.
 	unenforced []string
 	// active says that the next round must come soon, without an event.
 	active bool
+}
+
+func (p *plan) isUnenforced(node string) bool {
+	_, found := slices.BinarySearch(p.unenforced, node)
+	return found
 }
 
 // mark has the desired marks of a record.
@@ -132,9 +137,10 @@ func (p *planner) keep() {
 	p.existing = slices.Clone(p.existing)
 	slices.SortFunc(p.existing, func(a, b v1alpha1.RevocationSlice) int { return cmp.Compare(a.Spec.Number, b.Spec.Number) })
 	for _, list := range p.existing {
-		p.lists[list.Spec.Number] = v1alpha1.RevocationSliceSpec{}
+		number := list.Spec.Number
+		p.lists[number] = v1alpha1.RevocationSliceSpec{}
 		for _, c := range list.Spec.Certificates {
-			if number := list.Spec.Number; number <= PolicyCount && p.places[c.NodeName] == 0 {
+			if number <= PolicyCount && p.places[c.NodeName] == 0 {
 				p.places[c.NodeName] = number
 			}
 			if _, ok := p.entries[c.SHA256]; ok || p.now.After(c.NotAfter.Add(pruneDelay)) {
@@ -143,7 +149,7 @@ func (p *planner) keep() {
 			// After a suspension ends, its certificates stay revoked. But their machines may
 			// request new ones again.
 			c.Suspended = p.suspended[c.EK] != nil
-			p.entries[c.SHA256], p.numbers[c.SHA256] = c, list.Spec.Number
+			p.entries[c.SHA256], p.numbers[c.SHA256] = c, number
 		}
 	}
 }
@@ -335,10 +341,10 @@ func (p *planner) revokeRecord(r *v1alpha1.NodeRevocation, record *v1alpha1.Node
 	} else {
 		status.waiting, status.complete = append(status.waiting, record.Spec.NodeName), false
 	}
-	now := r.Spec.Mode == v1alpha1.RevokeImmediately || !p.now.Before(r.CreationTimestamp.Add(seconds(r.Spec.LimitSeconds, defaultLimit)))
-	if !now && len(newer) > 0 && len(old) > 0 {
-		now = slices.ContainsFunc(newer, func(c *v1alpha1.IssuedCertificate) bool { return c.SHA256 == p.inUse[record.Spec.NodeName] })
-		if !now {
+	due := r.Spec.Mode == v1alpha1.RevokeImmediately || !p.now.Before(r.CreationTimestamp.Add(seconds(r.Spec.LimitSeconds, defaultLimit)))
+	if !due && len(newer) > 0 && len(old) > 0 {
+		due = slices.ContainsFunc(newer, func(c *v1alpha1.IssuedCertificate) bool { return c.SHA256 == p.inUse[record.Spec.NodeName] })
+		if !due {
 			p.reportsNeeded = append(p.reportsNeeded, record.Spec.NodeName)
 		}
 	}
@@ -347,7 +353,7 @@ func (p *planner) revokeRecord(r *v1alpha1.NodeRevocation, record *v1alpha1.Node
 			status.revoked++
 			continue
 		}
-		if !now {
+		if !due {
 			status.complete = false
 			continue
 		}
@@ -409,7 +415,7 @@ func (p *planner) nameSuspended() {
 		delete(names, name)
 	}
 	p.suspendedNodes = slices.Sorted(maps.Keys(names))
-	// One certificate of the node has its place on the lists with a policy, so each must say it.
+	// A list with a policy may have any one of a node's certificates, so each has this mark.
 	suspended := map[string]bool{}
 	for _, c := range p.entries {
 		suspended[c.NodeName] = suspended[c.NodeName] || c.Suspended && names[c.NodeName]
@@ -421,29 +427,31 @@ func (p *planner) nameSuspended() {
 }
 
 // fill distributes the certificates over the lists. A policy refuses all certificates of a node
-// that are not current, so each node gets one place on the lists with a policy. The node's further
-// certificates are on lists without a policy. Otherwise a few nodes with many certificates could
-// take all places. A certificate that is on a list stays there, and a node keeps its place until
-// its last revoked certificate has ended.
+// that are not current. So a node needs one place on the lists with a policy, for one revoked
+// certificate. The node's further certificates are on lists without a policy. Otherwise a few nodes
+// with many certificates could take all places.
+//
+// A certificate that is on a list stays there. A node keeps its place until its last revoked
+// certificate has ended.
 func (p *planner) fill() {
-	type content struct{ certificates, names int }
+	type content struct{ certificates, nameBytes int }
 	used := map[int32]content{}
 	nameLength := func(c v1alpha1.RevokedCertificate) int { return len("'',") + len(userPrefix) + len(c.NodeName) }
 	put := func(number int32, sum string) {
 		u := used[number]
-		used[number] = content{u.certificates + 1, u.names + nameLength(p.entries[sum])}
+		used[number] = content{u.certificates + 1, u.nameBytes + nameLength(p.entries[sum])}
 		p.numbers[sum] = number
 	}
 	firstWithRoom := func(number int32, c v1alpha1.RevokedCertificate) int32 {
-		for used[number].certificates >= SliceCapacity || used[number].names+nameLength(c) > maxNames {
+		for used[number].certificates >= SliceCapacity || used[number].nameBytes+nameLength(c) > maxNames {
 			number++
 		}
 		return number
 	}
 	hasPolicy := func(sum string) bool { return p.numbers[sum] > 0 && p.numbers[sum] <= PolicyCount }
 	sums := slices.Sorted(maps.Keys(p.entries))
-	// first has, by node, the certificate for the node's place: the one that has it, else the one
-	// that ends last.
+	// first has, by node, the certificate that takes the node's place: a certificate that is on a
+	// list with a policy already, else the one that ends last.
 	first := map[string]string{}
 	for _, sum := range sums {
 		c := p.entries[sum]
@@ -490,8 +498,7 @@ func (p *planner) fill() {
 		named := list.Certificates
 		if number > PolicyCount { // the list of a node's place has its current certificates
 			named = slices.DeleteFunc(slices.Clone(named), func(c v1alpha1.RevokedCertificate) bool {
-				_, unenforced := slices.BinarySearch(p.unenforced, c.NodeName)
-				return !unenforced
+				return !p.isUnenforced(c.NodeName)
 			})
 		}
 		list.Current = currentOf(named, current)

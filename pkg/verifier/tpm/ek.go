@@ -90,8 +90,8 @@ func publicEK(refusals *verifier.Refusals, document *attestation.Hello) *candida
 }
 
 // judgeEK decides whether the EK is trusted: a source names it, or its certificate chains to a
-// root. If a source names it, problems of its certificate do not matter, except two. A certificate
-// of another key is a contradiction. An honest node sends no certificate that does not parse.
+// root. If a source names it, only two problems of its certificate matter. A certificate of another
+// key is a contradiction. A certificate that does not parse does not come from an honest node.
 func (v *Verifier) judgeEK(refusals *verifier.Refusals, ek *candidateEK, certificates [][]byte, namedEKs []Fingerprint, now time.Time) {
 	if v.denied[ek.Fingerprint] {
 		refusals.Add(ReasonEKDenied, "EK: %s is denied", ek.Fingerprint)

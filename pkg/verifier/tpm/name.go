@@ -13,25 +13,23 @@ import (
 	"golang.org/x/crypto/cryptobyte/asn1"
 )
 
-// The string types of names that the standard library has no constants for (X.680, 8.4).
-const (
-	tagTeletexString = asn1.T61String
-	tagBMPString     = asn1.Tag(30)
-)
+// tagBMPString is a string type (X.680, 8.4) that package asn1 has no constant for.
+const tagBMPString = asn1.Tag(30)
 
-// withFoldedNames returns a copy of a certificate whose subject and issuer have one form for all
-// names that are equal by RFC 5280, section 7.1. crypto/x509 compares names byte for byte.
-// Manufacturers write one name with different string types, cases or blanks. The copy adds no
-// trust: a chain still needs the signature of each CA, and signatures cover the original bytes.
+// withFoldedNames returns a copy of a certificate with a folded subject and issuer: if two names
+// are equal by RFC 5280, section 7.1, their folded bytes are equal. Manufacturers write one name
+// with different string types, cases or blanks, but crypto/x509 compares names byte for byte. The
+// copy adds no trust: a chain still needs the signature of each CA, and signatures cover the
+// original bytes.
 func withFoldedNames(c *x509.Certificate) *x509.Certificate {
 	folded := *c
 	folded.RawSubject, folded.RawIssuer = foldName(c.RawSubject), foldName(c.RawIssuer)
 	return &folded
 }
 
-// foldName returns a distinguished name with each text as a folded UTF8String. The order of the
-// attributes matters, and values of other types stay as they are. A name that does not parse stays
-// as it is, too.
+// foldName returns a distinguished name with each text as a folded UTF8String. It changes neither
+// the order of the attributes nor values of other types. A name that does not parse is returned
+// unchanged.
 func foldName(der []byte) []byte {
 	name, names := cryptobyte.String(der), cryptobyte.String(nil)
 	if !name.ReadASN1(&names, asn1.SEQUENCE) || !name.Empty() {
@@ -57,7 +55,7 @@ func foldName(der []byte) []byte {
 	return folded
 }
 
-// foldAttribute adds an AttributeTypeAndValue (RFC 5280, section 4.1.2.4) without its header. It
+// foldAttribute adds the content of an AttributeTypeAndValue (RFC 5280, section 4.1.2.4). It
 // reports whether the attribute parses.
 func foldAttribute(out *cryptobyte.Builder, attribute cryptobyte.String) bool {
 	var kind, value cryptobyte.String
@@ -74,13 +72,13 @@ func foldAttribute(out *cryptobyte.Builder, attribute cryptobyte.String) bool {
 }
 
 // decodeText returns the text of a DirectoryString or an IA5String (RFC 5280, section 4.1.2.4). It
-// returns false for other types, for wrong encodings, and for a TeletexString with more than ASCII,
-// whose meaning depends on the issuer.
+// returns false for other types, and for wrong encodings. It returns false for a TeletexString with
+// more than ASCII, too, because its meaning depends on the issuer.
 func decodeText(tag asn1.Tag, value []byte) (string, bool) {
 	switch tag {
 	case asn1.UTF8String:
 		return string(value), utf8.Valid(value)
-	case asn1.PrintableString, asn1.IA5String, tagTeletexString:
+	case asn1.PrintableString, asn1.IA5String, asn1.T61String: // T61String is TeletexString
 		return string(value), !strings.ContainsFunc(string(value), func(r rune) bool { return r >= utf8.RuneSelf })
 	case tagBMPString:
 		var units []uint16
@@ -92,9 +90,9 @@ func decodeText(tag asn1.Tag, value []byte) (string, bool) {
 	return "", false
 }
 
-// foldText prepares a text for the comparison as RFC 4518 does, as far as ASCII is concerned, and
-// as OpenSSL does: lower case (section 2.2), one blank for each run of white space, and none at the
-// ends (section 2.6.1). Other characters must be equal.
+// foldText prepares a text for the comparison by RFC 4518, for ASCII only, as OpenSSL does. Letters
+// become lower case (section 2.2). Each run of white space becomes one blank, and none is left at
+// the ends (section 2.6.1). Other characters do not change.
 func foldText(text string) string {
 	words := strings.FieldsFunc(text, func(r rune) bool { return strings.ContainsRune(" \t\n\v\f\r", r) })
 	return strings.Map(func(r rune) rune {

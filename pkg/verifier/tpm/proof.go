@@ -31,10 +31,11 @@ type VerifiedProof struct {
 	PCRBank string
 	PCRs    []attestation.PCR
 	// EventLogPCRs are the PCRs whose values the event log led to. Events of other PCRs prove
-	// nothing. It is nil without Config.EventLog. Warnings name quoted PCRs that the log did not
-	// lead to, and that the policy does not ask for.
+	// nothing. It is nil without Config.EventLog.
 	EventLogPCRs []int
-	Warnings     verifier.Refusals
+	// Warnings name the quoted PCRs that the log did not lead to, if the policy does not ask for
+	// them.
+	Warnings verifier.Refusals
 }
 
 // proofEvaluation is the state of a proof while it is judged.
@@ -98,14 +99,14 @@ func (parsed *ParsedHello) VerifyProof(request Request, namedEKs []Fingerprint, 
 	return verifiedProof(h, p, pcrs, warnings)
 }
 
-// JudgeWithoutHello judges what can be judged of a proof whose hello is not found. It returns
-// verifier.Refusals if the proof does not parse, if its challenge could no longer be answered, or
-// if no controller would have set the challenge's expiry. With nil nothing is verified: the hello
-// may still be found.
+// JudgeWithoutHello judges a proof whose hello is not found. It returns verifier.Refusals if the
+// proof does not parse, if its challenge ended maxSkew ago or earlier, or if no controller would
+// have set the challenge's expiry. The result nil verifies nothing: the proof may wait for its
+// hello.
 //
-// The expiry is a claim of the proof. So a proof is refused at most Config.ChallengeLifetime and
-// twice maxSkew after its creation. By then a controller that knows the hello has judged an honest
-// proof. A hello that is deleted never comes back under its UID.
+// The expiry is a claim of the proof. So each such proof is refused at most
+// Config.ChallengeLifetime and twice maxSkew after its creation. By then a controller that knows
+// the hello has judged an honest proof. A deleted hello never comes back under its UID.
 func (v *Verifier) JudgeWithoutHello(request Request, now time.Time) error {
 	if now.IsZero() {
 		return errNoTime
@@ -203,8 +204,9 @@ func (v *Verifier) matchChallenge(refusals *verifier.Refusals, p *proofEvaluatio
 	if key == nil {
 		refusals.Add(reasonChallengeKeyUnknown, "proof: there is no key %.64q here", p.document.KeyID)
 	}
-	before := len(*refusals)
-	if expired = v.judgeExpiry(refusals, p, now); len(*refusals) > before {
+	others := len(*refusals)
+	expired = v.judgeExpiry(refusals, p, now)
+	if len(*refusals) > others {
 		key = nil
 	}
 	return key, expired
@@ -347,9 +349,9 @@ func (v *Verifier) judgeFirmware(refusals *verifier.Refusals, ek *candidateEK, v
 }
 
 // judgeEventLog judges the event log if the policy requires one. Otherwise it does not read the
-// log. It returns the PCRs whose values the log led to. A PCR that the log does not lead to fails
-// only what the policy asks of that PCR, and is a warning otherwise. A log that leads to no PCR is
-// of another boot.
+// log. It returns the PCRs to whose values the log leads. A PCR to whose value the log does not
+// lead is refused if it is in Config.EventLogPCRs. Otherwise it is a warning. A log that leads to
+// the value of no PCR is refused, because it is from another boot.
 func (v *Verifier) judgeEventLog(refusals *verifier.Refusals, p *proofEvaluation) (good []int, warnings verifier.Refusals) {
 	document := p.document
 	if !v.eventLog {
@@ -370,7 +372,7 @@ func (v *Verifier) judgeEventLog(refusals *verifier.Refusals, p *proofEvaluation
 	if !p.genuine() {
 		return nil, nil // already refused: there are no values to compare with
 	}
-	var bad, excused []int
+	var bad, unrequired []int
 	for _, pcr := range document.PCRs {
 		switch {
 		case !isFirmwarePCR(pcr.Index):
@@ -379,18 +381,18 @@ func (v *Verifier) judgeEventLog(refusals *verifier.Refusals, p *proofEvaluation
 		case slices.Contains(v.eventLogPCRs, pcr.Index):
 			bad = append(bad, pcr.Index)
 		default:
-			excused = append(excused, pcr.Index)
+			unrequired = append(unrequired, pcr.Index)
 		}
 	}
 	if len(good) == 0 {
-		bad = append(bad, excused...)
+		bad = append(bad, unrequired...)
 	}
 	if len(bad) > 0 {
 		refusals.Add(reasonEventLogMismatch, "event log: does not lead to the values of PCRs %v", bad)
 		return nil, nil
 	}
-	if len(excused) > 0 {
-		warnings.Add(reasonEventLogMismatch, "event log: does not lead to the values of PCRs %v, whose events prove nothing", excused)
+	if len(unrequired) > 0 {
+		warnings.Add(reasonEventLogMismatch, "event log: does not lead to the values of PCRs %v, whose events prove nothing", unrequired)
 	}
 	return good, warnings
 }

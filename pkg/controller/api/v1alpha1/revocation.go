@@ -139,10 +139,10 @@ type NodeRevocationStatus struct {
 	Waiting []string `json:"waiting,omitempty"`
 }
 
-// Selects reports whether the revocation revokes a certificate of a node that it names. A request
-// that was created after the revocation is known by its number, so no clock decides about it. A
-// revocation without a number is selected by clocks: an older release has seen it first, or no
-// controller has seen it yet.
+// Selects reports whether the revocation revokes this certificate of a node that it names.
+// AfterRevocation shows whether the request is newer than the revocation, so clocks do not matter
+// for newer requests. Clocks decide if the revocation has no number: an older release has seen it
+// first, or no controller has seen it yet.
 func (r *NodeRevocation) Selects(c *IssuedCertificate) bool {
 	before := r.Spec.IssuedBefore
 	switch {
