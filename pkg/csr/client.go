@@ -21,6 +21,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 )
 
 const (
@@ -66,6 +68,8 @@ func NewClient(config *rest.Config) (*Client, error) {
 	c.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 	c.ContentType = runtime.ContentTypeJSON
 	c.QPS = -1 // a handful of requests in a lifetime
+	// The API server chooses their number and text.
+	c.WarningHandler = rest.NoWarnings{}
 	transport, err := HTTPClient(c)
 	if err != nil {
 		return nil, err
@@ -172,7 +176,7 @@ func (c *Client) Wait(ctx context.Context, object *certificatesv1.CertificateSig
 		if lasted := time.Since(began); lasted >= mostPause {
 			pause = firstPause
 		}
-		log.V(2).Info("watch ended, listing", "request", object.Name, "pause", pause, "cause", err)
+		log.V(2).Info("watch ended, listing", "request", object.Name, "pause", pause, "cause", text.Line(fmt.Sprint(err), 512))
 		if err := sleep(ctx, pause+rand.N(pause/2)); err != nil { //nolint:gosec // G404: jitter
 			return Decision{}, err
 		}
@@ -184,7 +188,7 @@ func (c *Client) Wait(ctx context.Context, object *certificatesv1.CertificateSig
 		case isFinal(err), err != nil && !transient(err):
 			return Decision{}, err
 		case err != nil:
-			log.V(2).Info("list failed", "request", object.Name, "cause", err)
+			log.V(2).Info("list failed", "request", object.Name, "cause", text.Line(fmt.Sprint(err), 512))
 		case current == nil:
 			return Decision{Outcome: Deleted}, nil
 		default:

@@ -29,7 +29,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/hostiletext"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 )
 
@@ -546,6 +549,39 @@ func TestWaitPausesLongerEachTime(t *testing.T) {
 	server.made(t)
 	if len(at) < 3 || at[1].Sub(at[0]) < 2*firstPause || at[2].Sub(at[1]) < 4*firstPause {
 		t.Errorf("lists at %v", at)
+	}
+}
+
+// An API server's warnings are not logged, and its messages are one printable line each.
+func TestHostileTextInTheNodesLog(t *testing.T) {
+	t.Parallel()
+	failure := status(http.StatusInternalServerError, metav1.StatusReasonInternalError)
+	failure.Message = strings.Repeat(hostiletext.For("message"), 1000)
+	server := &api{
+		create: answers{func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Warning", `299 - "`+strings.Repeat("\u202e", 1000)+`"`)
+			show(object("ours", "10", nil))(w, r)
+		}},
+		watch: answers{watched(watchEvent{"ERROR", failure})},
+		list: answers{
+			func(w http.ResponseWriter, _ *http.Request) { write(w, http.StatusInternalServerError, failure) },
+			lists(object("ours", "11", issued)),
+		},
+	}
+	client, out := server.start(t), &bytes.Buffer{}
+	ctx := klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(out), textlogger.Verbosity(2))))
+	ours, err := client.Create(ctx, object("", "", nil), false)
+	if err != nil || out.Len() > 0 {
+		t.Fatalf("%v: %.300s", err, out)
+	}
+	if decision, err := client.Wait(ctx, ours, Classify); err != nil || decision.Outcome != Issued {
+		t.Errorf("%+v, %v", decision, err)
+	}
+	for _, problem := range hostiletext.Find(out.String()) {
+		t.Error(problem)
+	}
+	if lines := strings.Count(out.String(), "\n"); lines != 3 || out.Len() > 4096 {
+		t.Errorf("%d lines, %d bytes: %.2000s", lines, out.Len(), out)
 	}
 }
 
