@@ -40,6 +40,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	verifiertpm "github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
@@ -49,7 +50,7 @@ const crdName = "crd/nodeattestations.attestation.cluster.x-k8s.io"
 // bed is what all tests of the package share. They run one after the other.
 type bed struct {
 	*testbed.ControlPlane
-	plugin string
+	plugin, controller string
 	// adminConfig is an administrator's kubeconfig.
 	adminConfig string
 	client      client.Client
@@ -71,8 +72,11 @@ func TestMain(m *testing.M) {
 }
 
 func setUp(ctx context.Context, cp *testbed.ControlPlane, dir string) (err error) {
-	b := &bed{ControlPlane: cp, plugin: filepath.Join(dir, "kubelet-authenticator"), adminConfig: filepath.Join(dir, "admin.kubeconfig")}
+	b := &bed{ControlPlane: cp, plugin: filepath.Join(dir, "kubelet-authenticator"), controller: filepath.Join(dir, "node-attestation-controller"), adminConfig: filepath.Join(dir, "admin.kubeconfig")}
 	if err := testbed.GoBuild(ctx, "../..", b.plugin, "./cmd/kubelet-authenticator"); err != nil {
+		return err
+	}
+	if err := controllerprocess.Build(ctx, "../..", b.controller); err != nil {
 		return err
 	}
 	if err := b.BindKubeadmBootstrap(ctx); err != nil {

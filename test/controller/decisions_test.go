@@ -7,8 +7,10 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -21,7 +23,6 @@ import (
 	"k8s.io/kube-openapi/pkg/validation/strfmt"
 	"k8s.io/kube-openapi/pkg/validation/validate"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/command"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/decisionlog"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
@@ -143,11 +144,14 @@ tpm: {rootsFile: %s, intermediatesFile: %s, pcrs: {bank: sha256, indexes: [0, 1,
 	if err != nil {
 		t.Fatal(err)
 	}
-	var out bytes.Buffer
-	code = command.Program{}.Run(t.Context(), command.Process{
-		Args: []string{"verify", "--config", config, "--challenge-keys", file("secret.json", secret), d.path}, Stdout: &out, Stderr: &out,
-	})
-	return code, out.String()
+	// a process of its own, since a program sets the logger of its whole process
+	cmd := exec.CommandContext(t.Context(), shared.controller, "verify", "--config", config, "--challenge-keys", file("secret.json", secret), d.path)
+	out, err := cmd.CombinedOutput()
+	var exited *exec.ExitError
+	if err != nil && !errors.As(err, &exited) {
+		t.Fatal(err)
+	}
+	return cmd.ProcessState.ExitCode(), string(out)
 }
 
 // provesItself checks that verify accepts the log after all requests are gone, and that it does not

@@ -30,7 +30,6 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	verifiertpm "github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
-	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
 const gateCluster = "cluster-uid"
@@ -342,10 +341,7 @@ func TestProgramStartsToEnforce(t *testing.T) {
 	g := newGated(t)
 	g.nodes(t, "cp-1", "worker-1")
 	dir := t.TempDir()
-	program, file := filepath.Join(dir, "node-attestation-controller"), filepath.Join(dir, "config.yaml")
-	if err := testbed.GoBuild(t.Context(), "../..", program, "./cmd/node-attestation-controller"); err != nil {
-		t.Fatal(err)
-	}
+	program, file := shared.controller, filepath.Join(dir, "config.yaml")
 	start := func(kubeconfig, extra string) (cmd *exec.Cmd, stderr func() string) {
 		t.Helper()
 		content := "apiVersion: controller.attestation.cluster.x-k8s.io/v1alpha1\nkind: NodeAttestationControllerConfiguration\nclusterUID: " + gateCluster +
