@@ -127,7 +127,7 @@ func (m Management) Add(ctx context.Context, mgr manager.Manager, settings *conf
 		return err
 	}
 	clusters.connections, err = clustercache.SetupWithManager(ctrl.LoggerInto(ctx, mgr.GetLogger()), mgr, clustercache.Options{
-		SecretClient:     impersonatingReader{live, c.ClusterAPI.User, c.ClusterAPI.Groups()},
+		SecretClient:     impersonatingReader{live, c.ClusterAPI.User},
 		WatchFilterValue: c.ClusterAPI.WatchFilter,
 		ClusterFilter:    initialized,
 		// no rate limit of the client: the API server has priority and fairness

@@ -33,8 +33,7 @@ const challengeKeysPurpose = secret.Purpose("node-attestation")
 // Policies in workload clusters name it.
 type impersonatingReader struct {
 	client.Reader
-	user   string
-	groups []string
+	user string
 }
 
 // Get reads a Secret, and puts the impersonated user into it.
@@ -46,7 +45,7 @@ func (r impersonatingReader) Get(ctx context.Context, key client.ObjectKey, obje
 	if err := r.Reader.Get(ctx, key, kubeconfig, options...); err != nil {
 		return err
 	}
-	impersonating, err := impersonate(kubeconfig.Data[secret.KubeconfigDataName], r.user, r.groups)
+	impersonating, err := impersonate(kubeconfig.Data[secret.KubeconfigDataName], r.user)
 	if err != nil {
 		return fmt.Errorf("secret %s: %w", key, err)
 	}
@@ -54,15 +53,17 @@ func (r impersonatingReader) Get(ctx context.Context, key client.ObjectKey, obje
 	return nil
 }
 
-// impersonate puts an impersonated user into a kubeconfig that needs nothing outside of itself.
-func impersonate(kubeconfig []byte, user string, groups []string) ([]byte, error) {
+// impersonate puts an impersonated service account into a kubeconfig that needs nothing outside of
+// itself. The API server knows the account's groups. Constrained impersonation (KEP-5284) of a
+// service account refuses groups.
+func impersonate(kubeconfig []byte, user string) ([]byte, error) {
 	config, err := workload.ParseKubeconfig(kubeconfig)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", secret.KubeconfigDataName, err)
 	}
 	for _, info := range config.AuthInfos {
-		info.Impersonate, info.ImpersonateGroups = user, groups
-		info.ImpersonateUID, info.ImpersonateUserExtra = "", nil
+		info.Impersonate = user
+		info.ImpersonateGroups, info.ImpersonateUID, info.ImpersonateUserExtra = nil, "", nil
 	}
 	return clientcmd.Write(*config)
 }

@@ -108,11 +108,6 @@ func (s *Settings) checkServingAddresses() error {
 	return nil
 }
 
-// Groups returns the groups that the API server gives to the service account ClusterAPI.User.
-func (m *ClusterAPI) Groups() []string {
-	return []string{"system:serviceaccounts", "system:serviceaccounts:" + m.userNamespace(), "system:authenticated"}
-}
-
 // userNamespace returns the namespace of ClusterAPI.User.
 func (m *ClusterAPI) userNamespace() string {
 	namespace, _, _ := strings.Cut(strings.TrimPrefix(m.User, userServiceAccount), ":")

@@ -407,9 +407,6 @@ func TestWorkloadClusters(t *testing.T) {
 	if c := all.Config(); c.Token != modeRequired || c.ClusterAPI.User != DefaultUser || !slices.Equal(c.ClusterAPI.NodeNames, []verifier.NameSource{verifier.NameMachine}) {
 		t.Errorf("%+v", c)
 	}
-	if want := []string{"system:serviceaccounts", "system:serviceaccounts:node-attestation-system", "system:authenticated"}; !slices.Equal(all.Config().ClusterAPI.Groups(), want) {
-		t.Errorf("%q", all.Config().ClusterAPI.Groups())
-	}
 	of, err := all.ForWorkload(Workload{UID: "u", Namespace: "n", KeySecret: "s", ForbiddenAddresses: []string{"10.96.0.0/12"}, UnattestedNodes: []string{"cp"}})
 	if err != nil {
 		t.Fatal(err)

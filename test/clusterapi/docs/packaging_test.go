@@ -32,7 +32,6 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/clusterapi/contract"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
@@ -143,7 +142,7 @@ func (s *server) as(t *testing.T, user string, groups ...string) kubernetes.Inte
 // impersonation.
 func (s *server) controller(t *testing.T) kubernetes.Interface {
 	t.Helper()
-	return s.as(t, controllerUser, (&config.ClusterAPI{User: controllerUser}).Groups()...)
+	return s.as(t, controllerUser)
 }
 
 // right is something to be allowed: verbs, a resource[/subresource] of a group, in a namespace, of
