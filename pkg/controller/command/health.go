@@ -20,8 +20,9 @@ import (
 const (
 	// checkTimeout bounds one run of the checks. The kubelet's probes wait for one second.
 	checkTimeout = 800 * time.Millisecond
-	// readinessAge is how long all callers of /readyz share one result.
-	readinessAge = 3 * time.Second
+	// readinessAge is how long all callers of /readyz share one result, and unreadyAge how long
+	// while the replica is not ready. A rollout waits for that.
+	readinessAge, unreadyAge = 3 * time.Second, 250 * time.Millisecond
 	// maxReason bounds the text about a failed check, in bytes.
 	maxReason = 400
 	// clientTimeout bounds how long a client may take to send a request, to read the answer, and
@@ -59,7 +60,8 @@ func newCheck(name string, kind checkKind, run func(context.Context) error) chec
 // needs only the status. The log has the reasons.
 //
 // Anyone who reaches the port may send requests, without a credential. So the checks run at most
-// once per readinessAge for all callers together, whatever a request has and when it ends.
+// once per readinessAge (unreadyAge) for all callers together, whatever a request has and when it
+// ends.
 type readyz struct {
 	log klog.Logger
 
@@ -89,8 +91,12 @@ func (r *readyz) ready() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	first := r.checked.IsZero()
-	if !first && time.Since(r.checked) < readinessAge {
-		return len(r.blocking) == 0
+	isReady, age := len(r.blocking) == 0, readinessAge
+	if !isReady {
+		age = unreadyAge
+	}
+	if !first && time.Since(r.checked) < age {
+		return isReady
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), checkTimeout) // the result is for all callers
 	defer cancel()

@@ -50,7 +50,7 @@ func TestReadyzDoesNoWorkForStrangers(t *testing.T) {
 			if runs != round+1 {
 				t.Errorf("round %d: the checks ran %d times", round, runs)
 			}
-			time.Sleep(readinessAge)
+			time.Sleep(unreadyAge)
 		}
 	})
 }
