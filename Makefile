@@ -16,7 +16,10 @@ ARCHES ?= amd64 arm64
 FORMATS ?= deb rpm tar sysext
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null)
 
-export GOFLAGS := -buildvcs=false
+# One set of flags for all that is built without the race detector: a package that is compiled with
+# other flags is compiled once more. test/compile has the same flags.
+export GOFLAGS := -trimpath -buildvcs=false -gcflags=all=-dwarf=false
+export CGO_ENABLED := 0
 # Tools are pinned in a module of their own, separate from the product's dependencies.
 TOOL := go tool -modfile=$(CURDIR)/tools/go.mod
 GOTESTSUM := $(TOOL) gotestsum --format=pkgname --format-hide-empty-pkg
@@ -38,7 +41,7 @@ image components release: export IMAGE_REPO := $(IMAGE_REPO)
 
 .PHONY: build
 build: ## build the plugin, the controller and kubectl-attest into bin/
-	CGO_ENABLED=0 go build -trimpath -ldflags "$$LDFLAGS" -o bin/ ./cmd/kubelet-authenticator ./cmd/node-attestation-controller ./cmd/kubectl-attest
+	go build -ldflags "$$LDFLAGS" -o bin/ ./cmd/kubelet-authenticator ./cmd/node-attestation-controller ./cmd/kubectl-attest
 	@install cmd/kubectl-attest/kubectl_complete-attest bin/
 
 # The plugin's: it is what machine images need. Reproducible: the same commit, VERSION and Go
@@ -77,8 +80,10 @@ release: ## make what a release of VERSION has, in DIST, signed with the cosign 
 
 .PHONY: demo
 demo: ## start a real control plane and have a node prove which machine it is (KEEP=1: leave it running, to try things)
+	@echo "make demo: a control plane, software TPMs, plugin and controller; the first time it compiles them, for minutes" >&2
+	@mkdir -p bin
 	@scripts/need swtpm
-	cd test && go run ./demo $(if $(KEEP),-keep)
+	cd test && go run ./prebuild demo && ../bin/demo $(if $(KEEP),-keep)
 
 # Tests that have to have run: without a TPM, or the independent implementation, nothing is shown.
 TPM_UNIT := $(addprefix TestProveWithEachEK/,ecc-p256 ecc-p384-high rsa-2048) TestVectorsAreGenerated
@@ -95,25 +100,40 @@ NODE_E2E := TestNodeBecomesReady TestRotatedKubelet TestStolenKeyOfKubelet $(add
 # How many suites are run at once: most of the time they wait.
 E2E_SUITES ?= $(shell echo $$(($$(nproc) * 3 / 2)))
 # The suites that take longest begin first, so that none of them is left over at the end.
-E2E_LONGEST := ./controller ./node ./e2e ./clusterapi ./clusterapi/stories ./replicas ./policies
+E2E_LONGEST := ./node ./e2e ./clusterapi ./clusterapi/stories ./replicas ./policies
+# In these suites the product runs in the test's process, and the race detector sees it. In others
+# it would see the tests alone, for a third of their processor time.
+E2E_RACED := ./controller ./protocol ./fleet ./metal/simulated ./testbed
+# Run by other targets: they need a tag, or a commit.
+E2E_APART := ./chart ./upgrade
+E2E_REST := $(E2E_LONGEST) $(filter-out $(E2E_LONGEST) $(E2E_RACED) $(E2E_APART),$(patsubst test/%/,./%,$(sort $(dir $(wildcard test/*/*_test.go test/*/*/*_test.go test/*/*/*/*_test.go)))))
 # Unit tests wait, too, for timeouts and for software TPMs. The race detector makes them wait less.
 UNIT_PACKAGES := $(shell echo $$(($$(nproc) * 2)))
 RACE_PACKAGES := $(shell echo $$(($$(nproc) * 3 / 2)))
-E2E_FLAGS := -race -vet=off -tags simulator -timeout 40m
+RACE := CGO_ENABLED=1
+RACE_FLAGS := -race -vet=off -tags simulator
+SPACE := $(subst ,, )
+# What "make test" runs of the suites: test/short.txt has the reasons.
+SHORT_TESTS := $(shell awk '!/^\#/ && NF { print $$2 }' test/short.txt)
+SHORT_SUITES := $(shell awk '!/^\#/ && NF && !seen[$$1]++ { print "./" $$1 }' test/short.txt)
 
 UNIT_NEEDS := gcc openssl python3 swtpm swtpm_setup tpm2_checkquote /usr/include/openssl/ssl.h
 E2E_NEEDS := $(UNIT_NEEDS) strace mount ip systemd-nspawn mksquashfs rpm rpm2archive lintian ansible-playbook
 
+# The result of a package that a change cannot alter comes from the cache.
 .PHONY: check
-check: lint unit ## run what each commit has to pass: lint and unit
+check: COUNT :=
+check: lint unit ## run what each commit has to pass: lint, and the unit tests of what has changed
 
-# Without the race detector, which doubles the time and is part of "make test". With -count=1, no
-# result comes from the cache.
+COUNT := -count=1
+UNIT_TESTS = $(GOTESTSUM) --packages ./... --jsonfile bin/unit.json
+
+# Without the race detector, which doubles the time and is part of "make test-all".
 .PHONY: unit
-unit: ## run the unit tests, without the race detector
+unit: ## run all unit tests, without the race detector
 	@scripts/need $(UNIT_NEEDS)
 	@mkdir -p bin
-	$(GOTESTSUM) --jsonfile bin/unit.json -- -vet=off -p $(UNIT_PACKAGES) -count=1 ./...
+	$(UNIT_TESTS) -- -vet=off -p $(UNIT_PACKAGES) $(COUNT)
 
 .PHONY: e2e
 e2e: export SUITE := $(SUITE)
@@ -122,33 +142,55 @@ e2e: ## run one suite of test/, or one test of it (SUITE=controller, RUN=TestSto
 	@scripts/need $(E2E_NEEDS)
 	@ls test/"$$SUITE"/*_test.go >/dev/null 2>&1 || { echo "set SUITE to one of:" $$(cd test && find * -name '*_test.go' -printf '%h\n' | sort -u); exit 1; } >&2
 	@mkdir -p bin
-	cd test && $(TOOL) gotestsum --format=testname --jsonfile "../bin/e2e-$${SUITE//\//-}.json" -- $(E2E_FLAGS) -count=1 $${RUN:+-run "$$RUN"} "./$$SUITE"
+	cd test && $(if $(filter ./$(SUITE),$(E2E_RACED)),$(RACE)) $(TOOL) gotestsum --format=testname --jsonfile "../bin/e2e-$${SUITE//\//-}.json" -- \
+		$(if $(filter ./$(SUITE),$(E2E_RACED)),$(RACE_FLAGS),-vet=off) -timeout 40m -count=1 $${RUN:+-run "$$RUN"} "./$$SUITE"
+
+# Not vetted here: lint does that, and from a cold cache it takes minutes.
+.PHONY: test
+test: ## run the unit tests, and one short path through each half against a real control plane, a real kubelet and software TPMs (minutes)
+	@scripts/need $(UNIT_NEEDS) mount ip
+	@mkdir -p bin
+	@cd test && go run ./prebuild test
+	$(UNIT_TESTS) -- -vet=off -p $(UNIT_PACKAGES) $(COUNT)
+	@scripts/ran bin/unit.json $(TPM_UNIT)
+	cd test && $(GOTESTSUM) --packages '$(SHORT_SUITES)' --jsonfile ../bin/short.json -- -short -vet=off -timeout 40m -count=1 -p $(E2E_SUITES) -run '^($(subst $(SPACE),|,$(SHORT_TESTS)))$$'
+	@scripts/ran bin/short.json $(if $(ROOT),$(SHORT_TESTS),$(filter-out $(NODE_E2E),$(SHORT_TESTS)))
+	$(if $(ROOT),,@echo "*** the tests of a real kubelet were skipped: they need root ***")
 
 # RERUN=1, as in CI, runs failed tests once more, unless more than three failed or a data race was
 # found: they share few processors with real components. The output still lists each failure.
 RERUN ?= 0
-RERUN_FLAGS := $(if $(filter-out 0,$(RERUN)),--rerun-fails=$(RERUN) --rerun-fails-max-failures=3 --rerun-fails-abort-on-data-race --rerun-fails-run-root-test)
+RERUN_FLAGS := $(if $(filter-out 0,$(RERUN)),--rerun-fails=$(RERUN) --rerun-fails-max-failures=3 --rerun-fails-abort-on-data-race --rerun-fails-run-root-test --rerun-fails-report=../bin/reruns.txt)
 
-# Not vetted here: lint does that, and from a cold cache it takes minutes.
-.PHONY: test
-test: ## run the unit tests, and the short end-to-end tests against a real control plane and software TPMs
+.PHONY: test-all
+test-all: ## run all tests: the unit tests with the race detector, all end-to-end tests, the Helm chart, upgrades (as root, for most of an hour)
 	@scripts/need $(E2E_NEEDS)
 	@mkdir -p bin
-	$(GOTESTSUM) $(RERUN_FLAGS) --packages ./... --jsonfile bin/unit.json -- -race -vet=off -p $(RACE_PACKAGES)
-	go -C tools test -race -vet=off ./...
-	go -C perf test -race -vet=off ./...
+	@cd test && go run ./prebuild test-all
+	$(RACE) $(UNIT_TESTS) $(RERUN_FLAGS) -- -race -vet=off -p $(RACE_PACKAGES) $(COUNT)
+	$(RACE) go -C tools test -race -vet=off ./...
+	$(RACE) go -C perf test -race -vet=off ./...
 	@scripts/ran bin/unit.json $(TPM_UNIT)
-	cd test && $(GOTESTSUM) $(RERUN_FLAGS) --packages '$(E2E_LONGEST) ./...' --jsonfile ../bin/e2e.json -- $(E2E_FLAGS) -count=1 -p $(E2E_SUITES)
+	$(MAKE) --no-print-directory -j2 e2e-raced e2e-rest
+	cat bin/e2e-raced.json bin/e2e-rest.json >bin/e2e.json
 	@scripts/ran bin/e2e.json $(TPM_E2E) $(if $(ROOT),$(NODE_E2E))
 	$(if $(ROOT),,@echo "*** the tests of real kubelets, of kubeadm and of packages that are installed were skipped: they need root ***")
+	$(MAKE) --no-print-directory chart
+	if git cat-file -e '$(UPGRADE_FROM)^{commit}' 2>/dev/null; then $(MAKE) --no-print-directory test-upgrade; \
+	else echo "*** upgrades were skipped: this clone does not have the commit $(UPGRADE_FROM) ***"; fi
 
-# The oldest kubelet that Kubernetes supports with this API server, three minors older, and one of
-# the same minor. -timeout includes the build: on a busy machine the kubelet takes longer than the
-# default of 10 minutes.
+# Beside each other: one suite of the first, two of the others.
+.PHONY: e2e-raced e2e-rest
+e2e-raced:
+	cd test && $(RACE) $(GOTESTSUM) $(RERUN_FLAGS) --packages '$(E2E_RACED)' --jsonfile ../bin/e2e-raced.json -- $(RACE_FLAGS) -timeout 40m -count=1 -p 1
+e2e-rest:
+	cd test && $(GOTESTSUM) $(RERUN_FLAGS) --packages '$(E2E_REST)' --jsonfile ../bin/e2e-rest.json -- -vet=off -timeout 40m -count=1 -p $$(($(E2E_SUITES) - 1))
+
+# -timeout includes the build.
 .PHONY: test-skew
-test-skew: ## run kubelets of Kubernetes 1.33, the oldest that the API server supports, and of its own version (as root; the first time builds for 10 minutes)
+test-skew: ## run kubelets and API servers of older releases of Kubernetes, and those of its own (as root; the first time builds for 10 minutes each)
 	@scripts/need swtpm mount ip mksquashfs
-	cd test && KUBELET_AUTHENTICATOR_TEST_KUBELETS=v1.33 go test -count=1 -timeout 60m -run TestNodeBecomesReady -v ./node
+	cd test && KUBELET_AUTHENTICATOR_TEST_RELEASES='v1.33 v1.34 v1.35 v1.36' go test -count=1 -timeout 120m -run 'TestNodeBecomesReady|TestOlderAPIServer' -v ./node
 
 # On another machine than arm64 they run in an emulator. The kernel starts it in a namespace of the
 # test alone (Linux 6.7 or later).
@@ -219,7 +261,7 @@ lint: ## run golangci-lint over all modules, and what reads shell scripts, man p
 
 # promtool is in a module of its own, and without its clients of clouds: else it takes minutes more
 # to build.
-PROMTOOL := GOFLAGS='-buildvcs=false -tags=remove_all_sd' go tool -modfile=$(CURDIR)/tools/promtool/go.mod promtool
+PROMTOOL := GOFLAGS='$(GOFLAGS) -tags=remove_all_sd' go tool -modfile=$(CURDIR)/tools/promtool/go.mod promtool
 
 .PHONY: monitoring
 monitoring: ## check and test the alert rules of packaging/monitoring (builds promtool the first time)
@@ -233,7 +275,7 @@ CHART := packaging/helm/node-attestation-controller
 chart: ## check the Helm chart, compare it with the kustomizations, and install it on a real API server (builds helm the first time)
 	@scripts/need swtpm
 	for values in $(CHART)/ci/*.yaml; do $(HELM) lint --strict --quiet --namespace=node-attestation-system --values="$$values" $(CHART); done
-	cd test && go test -race -vet=off -tags simulator,helm -count=1 -timeout 20m ./chart
+	cd test && go test -vet=off -tags simulator,helm -count=1 -timeout 20m ./chart
 
 .PHONY: vuln
 vuln: ## look for known vulnerabilities, where the database can be reached

@@ -10,7 +10,7 @@ import (
 	"strings"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/perf/plot"
-	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 )
 
 // layers are what the plugin is made of, from below. Most of a run on the valid path is over before
@@ -58,7 +58,7 @@ func (b *bench) validLayers(ctx context.Context) error {
 			return err
 		}
 		programs = append(programs, &program{args: []string{binary, file}, env: os.Environ()})
-		return testbed.GoBuild(ctx, ".", binary, main)
+		return compile.Program(ctx, ".", binary, main)
 	}
 	if err := add("layer-0"); err != nil {
 		return err

@@ -23,8 +23,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/perf/plot"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
-	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
 // module is the folder of the product's module.
@@ -115,7 +115,7 @@ func (b *bench) run(ctx context.Context, only string) (err error) {
 	defer func() { err = errors.Join(err, os.RemoveAll(b.dir)) }()
 	b.plugin, b.controller = filepath.Join(b.dir, "kubelet-authenticator"), filepath.Join(b.dir, "node-attestation-controller")
 	if err := errors.Join(
-		testbed.GoBuild(ctx, module, b.plugin, "./cmd/kubelet-authenticator"),
+		compile.Program(ctx, module, b.plugin, "./cmd/kubelet-authenticator"),
 		controllerprocess.Build(ctx, module, b.controller),
 	); err != nil {
 		return err

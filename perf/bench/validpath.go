@@ -16,6 +16,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/perf/plot"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -39,7 +40,7 @@ type program struct {
 // reads the same file and prints it.
 func (b *bench) validPath(ctx context.Context) error {
 	floor, peak := filepath.Join(b.dir, "floor"), filepath.Join(b.dir, "peak")
-	if err := errors.Join(testbed.GoBuild(ctx, ".", floor, "./bench/floor"), testbed.GoBuild(ctx, ".", peak, "./bench/peak")); err != nil {
+	if err := errors.Join(compile.Program(ctx, ".", floor, "./bench/floor"), compile.Program(ctx, ".", peak, "./bench/peak")); err != nil {
 		return err
 	}
 	programs, err := b.validPrograms(floor)

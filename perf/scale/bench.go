@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/perf/plot"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
@@ -100,7 +101,7 @@ func (b *bench) controllerBinary(ctx context.Context) (string, error) {
 		build := func() error { return controllerprocess.Build(ctx, module, binary) }
 		if b.profiles != "" {
 			build = func() error {
-				return errors.Join(b.chooseProfileAddress(), testbed.GoBuild(ctx, ".", binary, "./scale/profiled"))
+				return errors.Join(b.chooseProfileAddress(), compile.Program(ctx, ".", binary, "./scale/profiled"))
 			}
 		}
 		if err := build(); err != nil {

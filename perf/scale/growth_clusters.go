@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
@@ -131,7 +132,7 @@ func (b *bench) serveClusters(ctx context.Context, cp *testbed.ControlPlane, c *
 
 // installClusterAPI makes a control plane a management cluster, and each workload cluster.
 func installClusterAPI(ctx context.Context, cp *testbed.ControlPlane) (client.Client, error) {
-	source, err := testbed.ModuleDir(ctx, ".", "sigs.k8s.io/cluster-api")
+	source, err := compile.ModuleDir(ctx, ".", "sigs.k8s.io/cluster-api")
 	if err != nil {
 		return nil, err
 	}

@@ -208,14 +208,15 @@ func (a *Attestor) challenge(ctx context.Context, object *certificatesv1.Certifi
 	if a.BeforeChallenge != nil {
 		a.BeforeChallenge(object.Name)
 	}
+	// Before it is answered: the test may count as soon as the node has the answer.
+	a.mu.Lock()
+	a.hellos++
+	a.mu.Unlock()
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{attestation.AnnotationChallenge: string(annotation)}}})
 	if err != nil {
 		return nil, err
 	}
 	_, err = a.Cluster.Client().CertificatesV1().CertificateSigningRequests().Patch(ctx, object.Name, types.MergePatchType, patch, metav1.PatchOptions{})
-	a.mu.Lock()
-	a.hellos++
-	a.mu.Unlock()
 	return nil, err
 }
 

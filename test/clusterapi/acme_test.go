@@ -16,8 +16,8 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/docs/examples/acme/platform"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
-	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
 // platformInterval is how often a platform is asked about all machines, where nothing else is set.
@@ -37,7 +37,7 @@ func newAcme(t *testing.T) *acme {
 	server := httptest.NewTLSServer(&a.Fleet)
 	t.Cleanup(server.Close)
 	binary, ca, token := filepath.Join(dir, "acme"), filepath.Join(dir, "ca.crt"), filepath.Join(dir, "token")
-	if err := testbed.GoBuild(t.Context(), module, binary, "./"+source); err != nil {
+	if err := compile.Program(t.Context(), module, binary, "./"+source); err != nil {
 		t.Fatal(err)
 	}
 	a.program = filepath.Join(dir, "start")

@@ -28,6 +28,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
@@ -60,7 +61,7 @@ func TestMain(m *testing.M) {
 		b.workloads = pool{etcd: cp, starting: make(chan struct{}, 3)}
 		b.built = sync.OnceValue(func() error {
 			return errors.Join(
-				testbed.GoBuild(ctx, module, b.plugin, "./cmd/kubelet-authenticator"), controllerprocess.Build(ctx, module, b.controller),
+				compile.Program(ctx, module, b.plugin, "./cmd/kubelet-authenticator"), controllerprocess.Build(ctx, module, b.controller),
 			)
 		})
 		go func() { _ = b.built() }() // a test that needs it asks again

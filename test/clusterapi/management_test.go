@@ -22,6 +22,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
@@ -69,7 +70,7 @@ func newManagement(ctx context.Context, cp *testbed.ControlPlane) (*management, 
 }
 
 func readCRDs(ctx context.Context) ([]*apiextensionsv1.CustomResourceDefinition, error) {
-	source, err := testbed.ModuleDir(ctx, ".", "sigs.k8s.io/cluster-api")
+	source, err := compile.ModuleDir(ctx, ".", "sigs.k8s.io/cluster-api")
 	if err != nil {
 		return nil, err
 	}

@@ -25,6 +25,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
@@ -63,7 +64,7 @@ func newTarget(t *testing.T) *management {
 // mover returns what has clusterctl move all clusters of a namespace. It needs no network for that.
 func mover(t *testing.T, namespace string, from, to *management) func() error {
 	t.Helper()
-	clusterctl, err := testbed.BuildClusterctl(t.Context(), os.Stderr)
+	clusterctl, err := compile.Clusterctl(t.Context(), os.Stderr)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -35,6 +35,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
@@ -276,7 +277,7 @@ func TestAcmeProgram(t *testing.T) {
 	kubeconfig := f.acmeIdentity(t)
 	dir := t.TempDir()
 	path := filepath.Join(dir, "node-attestation-controller-acme")
-	if err := testbed.GoBuild(t.Context(), "../..", path, "./docs/examples/node-attestation-controller-acme"); err != nil {
+	if err := compile.Program(t.Context(), "../..", path, "./docs/examples/node-attestation-controller-acme"); err != nil {
 		t.Fatal(err)
 	}
 	der, err := x509.MarshalPKIXPublicKey(platformKey.Public())

@@ -40,6 +40,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	verifiertpm "github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
@@ -73,7 +74,7 @@ func TestMain(m *testing.M) {
 
 func setUp(ctx context.Context, cp *testbed.ControlPlane, dir string) (err error) {
 	b := &bed{ControlPlane: cp, plugin: filepath.Join(dir, "kubelet-authenticator"), controller: filepath.Join(dir, "node-attestation-controller"), adminConfig: filepath.Join(dir, "admin.kubeconfig")}
-	if err := testbed.GoBuild(ctx, "../..", b.plugin, "./cmd/kubelet-authenticator"); err != nil {
+	if err := compile.Program(ctx, "../..", b.plugin, "./cmd/kubelet-authenticator"); err != nil {
 		return err
 	}
 	if err := controllerprocess.Build(ctx, "../..", b.controller); err != nil {

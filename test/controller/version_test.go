@@ -14,7 +14,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/tpmprovider"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
-	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 )
 
 // serving is a controller's provider that serves these versions. Those that do not exist yet it
@@ -43,7 +43,7 @@ func (s serving) Judge(ctx context.Context, q controller.Question) verifier.Evid
 // within 30 s what each accepts.
 func TestVersionMatrix(t *testing.T) {
 	later := filepath.Join(t.TempDir(), "kubelet-authenticator")
-	if err := testbed.GoBuild(t.Context(), "..", later, "./newerplugin"); err != nil {
+	if err := compile.Program(t.Context(), "..", later, "./newerplugin"); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {

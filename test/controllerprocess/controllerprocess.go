@@ -31,6 +31,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -44,7 +45,7 @@ const (
 
 // Build builds the binary of the module in a folder as it is shipped.
 func Build(ctx context.Context, module, output string) error {
-	return testbed.GoBuild(ctx, module, output, "./cmd/node-attestation-controller")
+	return compile.Program(ctx, module, output, "./cmd/node-attestation-controller")
 }
 
 // Options say what to run.

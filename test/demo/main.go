@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
@@ -83,17 +84,8 @@ func run(ctx context.Context, keep bool) (err error) {
 	if err := os.Mkdir(d.bin, 0o700); err != nil {
 		return err
 	}
-	title("building plugin and controller, and the first time a Kubernetes control plane (some minutes)")
-	if err := testbed.GoBuild(ctx, module, d.plugin, "./cmd/kubelet-authenticator"); err != nil {
-		return err
-	}
-	if err := controllerprocess.Build(ctx, module, d.binary); err != nil {
-		return err
-	}
-	if err := testbed.GoBuild(ctx, module, filepath.Join(d.bin, "kubectl-attest"), "./cmd/kubectl-attest"); err != nil {
-		return err
-	}
-	if d.ControlPlane, err = testbed.Start(ctx, testbed.Options{Progress: os.Stderr}); err != nil {
+	title("programs and control plane")
+	if err := d.start(ctx); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, d.Stop()) }()
@@ -115,6 +107,23 @@ func run(ctx context.Context, keep bool) (err error) {
 		return fmt.Errorf("%w\n%s", err, d.controller.LogTail())
 	}
 	return nil
+}
+
+// start builds the programs, which takes a second if they are up to date, and starts the control
+// plane.
+func (d *demo) start(ctx context.Context) error {
+	if err := compile.Program(ctx, module, d.plugin, "./cmd/kubelet-authenticator"); err != nil {
+		return err
+	}
+	if err := controllerprocess.Build(ctx, module, d.binary); err != nil {
+		return err
+	}
+	if err := compile.Program(ctx, module, filepath.Join(d.bin, "kubectl-attest"), "./cmd/kubectl-attest"); err != nil {
+		return err
+	}
+	var err error
+	d.ControlPlane, err = testbed.Start(ctx, testbed.Options{Progress: os.Stderr})
+	return err
 }
 
 func (d *demo) stages(ctx context.Context, keep bool) error {

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -26,7 +27,7 @@ func TestMain(m *testing.M) {
 			return err
 		}
 		shared = &bed{cp, filepath.Join(dir, "kubelet-authenticator")}
-		if err := testbed.GoBuild(ctx, "../..", shared.plugin, "./cmd/kubelet-authenticator"); err != nil {
+		if err := compile.Program(ctx, "../..", shared.plugin, "./cmd/kubelet-authenticator"); err != nil {
 			return err
 		}
 		return cp.BindKubeadmBootstrap(ctx)

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -37,7 +38,7 @@ func TestMain(m *testing.M) {
 			{"..", shared.testPlugin, "./testplugin"},
 			{"..", shared.client, "./e2e/client"},
 		} {
-			if err := testbed.GoBuild(ctx, build.module, build.output, build.pkg); err != nil {
+			if err := compile.Program(ctx, build.module, build.output, build.pkg); err != nil {
 				return err
 			}
 		}

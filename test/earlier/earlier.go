@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package earlier builds plugin and controller of an earlier commit of this repository, for tests
-// that upgrade and downgrade. `make test` does not use it: not every copy of the sources has the
-// commit, and the build cache has nothing of it.
+// that upgrade and downgrade. `make test-all` does not use it: not every copy of the sources has
+// the commit, and the build cache has nothing of it.
 package earlier
 
 import (
@@ -14,7 +14,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 )
 
 // Variable names the environment variable with the commit, or the tag. Without it these tests are
@@ -47,7 +47,7 @@ func Build(ctx context.Context, module, commit, dir string) (Release, error) {
 	}
 	const path = "github.com/kubelet-authenticator/kubelet-authenticator/cmd/"
 	return r, errors.Join(
-		testbed.GoBuild(ctx, r.Module, r.Plugin, path+"kubelet-authenticator"), testbed.GoBuild(ctx, r.Module, r.Controller, path+"node-attestation-controller"),
+		compile.Program(ctx, r.Module, r.Plugin, path+"kubelet-authenticator"), compile.Program(ctx, r.Module, r.Controller, path+"node-attestation-controller"),
 	)
 }
 

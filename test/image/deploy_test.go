@@ -9,14 +9,14 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 )
 
 // With the documented overlay the deployment has the image that "make image" pushes, by digest, and
 // nothing of the placeholder is left.
 func TestOverlayNamesTheImage(t *testing.T) {
 	t.Parallel()
-	components, err := testbed.Build(t.Context(), os.Stderr)
+	components, err := compile.ControlPlane(t.Context(), os.Stderr)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,6 +21,7 @@ import (
 
 	"github.com/google/go-containerregistry/pkg/registry"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/container"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
@@ -39,7 +40,7 @@ const (
 var built struct {
 	dir     string // goes when all tests have ended
 	kubeadm string
-	kubelet testbed.KubeletComponents
+	kubelet compile.KubeletComponents
 }
 
 func TestMain(m *testing.M) {
@@ -47,10 +48,10 @@ func TestMain(m *testing.M) {
 	nothing := func(context.Context, string) error { return nil }
 	os.Exit(testbed.MainIsolated(m, 4, nothing, func(ctx context.Context, dir string) (err error) {
 		built.dir = dir
-		if built.kubelet, err = testbed.BuildKubelet(ctx, os.Stderr); err != nil {
+		if built.kubelet, err = compile.Kubelet(ctx, os.Stderr); err != nil {
 			return err
 		}
-		if built.kubeadm, err = testbed.BuildKubeadm(ctx, os.Stderr); err != nil {
+		if built.kubeadm, err = compile.Kubeadm(ctx, os.Stderr); err != nil {
 			return err
 		}
 		return fetchTools(ctx)

@@ -45,9 +45,9 @@ const (
 	module = "../.."
 	// fullVariable asks for the whole number of requests under the whole limit.
 	fullVariable = "KUBELET_AUTHENTICATOR_TEST_MEMORY"
-	// full is how many requests of each kind that is, and part how many "make test" files.
+	// full is how many requests of each kind that is, and part how many "make test-all" files.
 	full, part = 1000, 100
-	// base is what the controller needs without requests: "make test" limits it to this and a
+	// base is what the controller needs without requests: "make test-all" limits it to this and a
 	// tenth of the rest.
 	base = 44 << 20
 	// labels of 64 bytes make 600 kB, and so do finalizers of 317 with an annotation.

@@ -31,6 +31,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/clusterapi/contract"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/metal"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/metal/controlplanev1"
@@ -48,7 +49,7 @@ var shared struct {
 func TestMain(m *testing.M) {
 	ctrl.SetLogger(logr.Discard())
 	os.Exit(testbed.Main(m, func(ctx context.Context, cp *testbed.ControlPlane, _ string) error {
-		source, err := testbed.ModuleDir(ctx, ".", "sigs.k8s.io/cluster-api")
+		source, err := compile.ModuleDir(ctx, ".", "sigs.k8s.io/cluster-api")
 		if err != nil {
 			return err
 		}
@@ -529,11 +530,11 @@ func TestCluster(t *testing.T) {
 		w.read(m)
 		return ptr.Deref(m.Status.Initialization.Provisioned, false) && m.Status.KubeletClientCertificateSigner == "example.com/client"
 	})
-	h := &controlplanev1.HostedControlPlane{ObjectMeta: w.meta("c"), Spec: controlplanev1.HostedControlPlaneSpec{Version: "v1.36.3"}}
+	h := &controlplanev1.HostedControlPlane{ObjectMeta: w.meta("c"), Spec: controlplanev1.HostedControlPlaneSpec{Version: "v1.37.2"}}
 	w.create(h)
 	w.eventually("it is external", func() bool {
 		w.read(h)
-		return ptr.Deref(h.Status.ExternalManagedControlPlane, false) && h.Status.Version == "v1.36.3"
+		return ptr.Deref(h.Status.ExternalManagedControlPlane, false) && h.Status.Version == "v1.37.2"
 	})
 	if h.Status.Initialization.ControlPlaneInitialized != nil {
 		t.Error("initialized without a kubeconfig")

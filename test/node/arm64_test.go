@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
@@ -32,8 +33,8 @@ func buildARM64(ctx context.Context, dir string) error {
 	folder := programsIn(dir).arm64
 	return errors.Join(
 		os.MkdirAll(folder, 0o755),
-		testbed.GoBuildFor(ctx, "arm64", module, filepath.Join(folder, "plugin"), "./cmd/kubelet-authenticator"),
-		testbed.GoBuildFor(ctx, "arm64", module, filepath.Join(folder, "controller"), "./cmd/node-attestation-controller"),
+		compile.ProgramFor(ctx, "arm64", module, filepath.Join(folder, "plugin"), "./cmd/kubelet-authenticator"),
+		compile.ProgramFor(ctx, "arm64", module, filepath.Join(folder, "controller"), "./cmd/node-attestation-controller"),
 	)
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
@@ -107,7 +108,7 @@ type machine struct {
 	certs   cache.Dir
 	tpm     *swtpm.Proxy
 	kubelet *testbed.Kubelet
-	version testbed.KubeletComponents // of the kubelet
+	version compile.KubeletComponents // of the kubelet
 }
 
 // newMachine returns one without a certificate, and without a credential to get one with.

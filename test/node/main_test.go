@@ -7,21 +7,23 @@ package node
 
 import (
 	"context"
+	"flag"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
 const (
 	module = "../.."
-	// kubeletsVariable asks for kubelets of other versions, too: folders of test/components, such
-	// as "v1.33". A cold build takes minutes.
-	kubeletsVariable = "KUBELET_AUTHENTICATOR_TEST_KUBELETS"
+	// releasesVariable asks for older releases of Kubernetes, too: folders of test/components, such
+	// as "v1.33". A cold build takes minutes for each.
+	releasesVariable = "KUBELET_AUTHENTICATOR_TEST_RELEASES"
 	// arm64Variable asks for TestARM64.
 	arm64Variable = "KUBELET_AUTHENTICATOR_TEST_ARM64"
 )
@@ -32,23 +34,28 @@ type programs struct {
 	packages           string // the folder with the artifacts of the plugin
 	goss               string
 	arm64              string // the folder with plugin and controller for arm64, if they are asked for
-	kubelet            testbed.KubeletComponents
-	others             []testbed.KubeletComponents
+	control            compile.Components
+	kubelet            compile.KubeletComponents
+	older              []compile.Older
 	kubeadm            string
 }
 
 var built programs
 
 func TestMain(m *testing.M) {
+	flag.Parse()
 	build := func(ctx context.Context, dir string) error {
 		made := programsIn(dir)
-		if err := testbed.GoBuild(ctx, module, made.plugin, "./cmd/kubelet-authenticator"); err != nil {
+		if err := compile.Program(ctx, module, made.plugin, "./cmd/kubelet-authenticator"); err != nil {
 			return err
+		}
+		if testing.Short() { // its tests install no package
+			return controllerprocess.Build(ctx, module, made.controller)
 		}
 		if err := testbed.MakePackages(ctx, module, made.packages, "FORMATS=tar deb sysext", "ARCHES="+runtime.GOARCH, "VERSION=v0.0.0-test"); err != nil {
 			return err
 		}
-		if err := testbed.GoBuild(ctx, module+"/tools/goss", made.goss, "github.com/goss-org/goss/cmd/goss"); err != nil {
+		if err := compile.Program(ctx, module+"/tools/goss", made.goss, "github.com/goss-org/goss/cmd/goss"); err != nil {
 			return err
 		}
 		if os.Getenv(arm64Variable) != "" {
@@ -74,16 +81,19 @@ func programsIn(dir string) programs {
 
 // buildKubernetes builds what a node has of Kubernetes, or finds it where it was built before.
 func (p *programs) buildKubernetes(ctx context.Context) (err error) {
-	if p.kubelet, err = testbed.BuildKubelet(ctx, os.Stderr); err != nil {
+	if p.kubelet, err = compile.Kubelet(ctx, os.Stderr); err != nil {
 		return err
 	}
-	for minor := range strings.FieldsSeq(os.Getenv(kubeletsVariable)) {
-		other, err := testbed.BuildOtherKubelet(ctx, minor, os.Stderr)
+	for minor := range strings.FieldsSeq(os.Getenv(releasesVariable)) {
+		older, err := compile.OlderRelease(ctx, minor, os.Stderr)
 		if err != nil {
 			return err
 		}
-		p.others = append(p.others, other)
+		p.older = append(p.older, older)
 	}
-	p.kubeadm, err = testbed.BuildKubeadm(ctx, os.Stderr)
+	if p.control, err = compile.ControlPlane(ctx, os.Stderr); err != nil || testing.Short() {
+		return err
+	}
+	p.kubeadm, err = compile.Kubeadm(ctx, os.Stderr)
 	return err
 }

@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"net"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -22,6 +23,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
@@ -35,7 +37,13 @@ func TestNodeBecomesReady(t *testing.T) {
 		c.Serving = config.Serving{Signers: []string{certificatesv1.KubeletServingSignerName}, ForbiddenAddresses: []string{"10.0.0.0/24"}}
 	})
 	c.approvesServing(t)
-	for _, version := range append([]testbed.KubeletComponents{built.kubelet}, built.others...) {
+	kubelets := []compile.KubeletComponents{built.kubelet}
+	for _, older := range built.older {
+		if minorVersion(t, older.KubernetesVersion) >= minorVersion(t, built.kubelet.KubernetesVersion)-oldestKubelet {
+			kubelets = append(kubelets, older.KubeletComponents)
+		}
+	}
+	for _, version := range kubelets {
 		t.Run(version.KubernetesVersion, func(t *testing.T) {
 			t.Parallel()
 			testNodeBecomesReady(t, c, version)
@@ -43,7 +51,39 @@ func TestNodeBecomesReady(t *testing.T) {
 	}
 }
 
-func testNodeBecomesReady(t *testing.T, c *cluster, version testbed.KubeletComponents) {
+// oldestKubelet is how many minors a kubelet may be older than the API server (Kubernetes' version
+// skew policy).
+const oldestKubelet = 3
+
+func minorVersion(t *testing.T, v string) int {
+	t.Helper()
+	minor, err := strconv.Atoi(strings.Split(v, ".")[1])
+	harness.Must(t, err)
+	return minor
+}
+
+// The policies, the record and the signer work on older API servers, and their kubelets become
+// nodes.
+func TestOlderAPIServer(t *testing.T) {
+	t.Parallel()
+	if len(built.older) == 0 {
+		t.Skip("make test-skew runs it")
+	}
+	for _, older := range built.older {
+		t.Run(older.KubernetesVersion, func(t *testing.T) {
+			t.Parallel()
+			components := built.control
+			components.APIServer, components.KubernetesVersion = older.APIServer, older.KubernetesVersion
+			c := newClusterWith(t, testbed.Options{Components: &components}, built.controller, func(c *config.Config) {
+				c.Serving = config.Serving{Signers: []string{certificatesv1.KubeletServingSignerName}, ForbiddenAddresses: []string{"10.0.0.0/24"}}
+			})
+			c.approvesServing(t)
+			testNodeBecomesReady(t, c, older.KubeletComponents)
+		})
+	}
+}
+
+func testNodeBecomesReady(t *testing.T, c *cluster, version compile.KubeletComponents) {
 	m := c.newTokenMachine(t, "ready-"+strings.ReplaceAll(version.KubernetesVersion, ".", "-"))
 	m.version = version
 	identity := m.identity(t)
@@ -122,7 +162,12 @@ func (m *machine) serves(t *testing.T) {
 		if err != nil {
 			return false
 		}
-		_ = connection.Close()
+		defer func() { _ = connection.Close() }()
+		// KEP-4872: API servers may require this name of the certificate that a kubelet serves
+		// with.
+		if name := connection.(*tls.Conn).ConnectionState().PeerCertificates[0].Subject.CommonName; name != "system:node:"+m.name {
+			t.Errorf("the kubelet serves as %q", name)
+		}
 		return true
 	})
 	t.Logf("serves %s after its address was listed", time.Since(began).Round(10*time.Millisecond))

@@ -25,6 +25,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
@@ -81,10 +82,10 @@ func setUp(ctx context.Context, cp *testbed.ControlPlane, dir string) (err error
 	for _, step := range []func() error{
 		func() error { return os.MkdirAll(filepath.Join(b.dir, "cluster", "machines"), 0o700) },
 		func() error { return os.MkdirAll(b.bin, 0o700) },
-		func() error { return testbed.GoBuild(ctx, module, b.plugin, "./cmd/kubelet-authenticator") },
-		func() error { return testbed.GoBuild(ctx, filepath.Join(module, "test"), b.newer, "./newerplugin") },
+		func() error { return compile.Program(ctx, module, b.plugin, "./cmd/kubelet-authenticator") },
+		func() error { return compile.Program(ctx, filepath.Join(module, "test"), b.newer, "./newerplugin") },
 		func() error {
-			return testbed.GoBuild(ctx, module, filepath.Join(b.bin, "kubectl-attest"), "./cmd/kubectl-attest")
+			return compile.Program(ctx, module, filepath.Join(b.bin, "kubectl-attest"), "./cmd/kubectl-attest")
 		},
 		func() error { return controllerprocess.Build(ctx, module, binary) },
 		func() error { return b.BindKubeadmBootstrap(ctx) },

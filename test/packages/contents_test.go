@@ -195,7 +195,7 @@ func TestNothingForTests(t *testing.T) {
 	t.Parallel()
 	// The plugin of the tests has the null attestor: were it packed, this would find it.
 	plugin := filepath.Join(t.TempDir(), "plugin")
-	commandIn(t, module+"/test", "go", "build", "-trimpath", "-ldflags=-s -w", "-o", plugin, "./testplugin")
+	commandIn(t, module+"/test", "go", "build", "-trimpath", "-gcflags=all=-dwarf=false", "-ldflags=-s -w", "-o", plugin, "./testplugin")
 	if found := forTests(read(t, plugin)); !slices.Contains(found, "kubelet-authenticator/test/") {
 		t.Fatalf("the plugin of the tests is not recognised: %q", found)
 	}

@@ -24,6 +24,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
@@ -156,7 +157,7 @@ func (l *live) deployed(t *testing.T) {
 func (l *live) operates(t *testing.T, honest *machine) {
 	bin := t.TempDir()
 	program := filepath.Join(bin, "kubectl-attest")
-	harness.Must(t, testbed.GoBuild(t.Context(), module, program, "./cmd/kubectl-attest"))
+	harness.Must(t, compile.Program(t.Context(), module, program, "./cmd/kubectl-attest"))
 	l.kubectl(t, "apply", "--server-side", "--validate=strict", "--filename="+manifests+"/optional/operators.yaml")
 	l.deployed(t)
 	mark, err := l.AuditMark()

@@ -27,6 +27,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
@@ -55,7 +56,7 @@ type object = map[string]any
 func installCertManager(t *testing.T, cp *testbed.ControlPlane) {
 	t.Helper()
 	ctx := t.Context()
-	source, err := testbed.ModuleDir(ctx, certManagerModule, "github.com/cert-manager/cert-manager")
+	source, err := compile.ModuleDir(ctx, certManagerModule, "github.com/cert-manager/cert-manager")
 	harness.Must(t, err)
 	crds, err := testbed.ReadCRDs(filepath.Join(source, "deploy/crds/cert-manager.io_*.yaml"))
 	harness.Must(t, err)

@@ -23,6 +23,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/oddrequest"
@@ -70,7 +71,7 @@ func newLive(t *testing.T) *live {
 		dir: dir, plugin: filepath.Join(dir, "kubelet-authenticator"), binary: filepath.Join(dir, "node-attestation-controller"),
 		adminKubeconfig: filepath.Join(dir, "admin.kubeconfig"), bootstrapKubeconfig: filepath.Join(dir, "bootstrap.kubeconfig"),
 	}
-	harness.Must(t, testbed.GoBuild(ctx, module, l.plugin, "./cmd/kubelet-authenticator"))
+	harness.Must(t, compile.Program(ctx, module, l.plugin, "./cmd/kubelet-authenticator"))
 	harness.Must(t, controllerprocess.Build(ctx, module, l.binary))
 	var err error
 	l.ControlPlane, err = testbed.Start(ctx, testbed.Options{Progress: os.Stderr, AuditPolicy: []byte(liveAudit)})

@@ -34,6 +34,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
@@ -60,7 +61,7 @@ func newRealCertManager(t *testing.T, l *live) *realCertManager {
 		live: l, admin: dynamicAs(t, l.ControlPlane, "admin", "system:masters"),
 		binary: filepath.Join(l.dir, "cert-manager"), kubeconfig: filepath.Join(l.dir, "cert-manager.kubeconfig"), log: filepath.Join(l.dir, "cert-manager.log"),
 	}
-	harness.Must(t, testbed.GoBuild(ctx, certManagerModule, c.binary, "./controller"))
+	harness.Must(t, compile.Program(ctx, certManagerModule, c.binary, "./controller"))
 	installCertManager(t, l.ControlPlane)
 	// certManager makes namespace, account and the rights for CertificateSigningRequests.
 	const name = "cert-manager"

@@ -188,8 +188,12 @@ func TestRecordRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			record := fullRecord("bad")
 			spoil(record)
+			tooLate := record.Status.Boot.Clock == 1<<63
+			if tooLate { // the converter refuses it, too
+				record.Status.Boot.Clock = 0
+			}
 			object := toUnstructured(t, record)
-			if record.Status.Boot.Clock == 1<<63 { // the converter refuses it, too
+			if tooLate {
 				if err := unstructured.SetNestedField(object.Object, float64(1<<63), "status", "boot", "clock"); err != nil {
 					t.Fatal(err)
 				}

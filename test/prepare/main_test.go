@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -39,7 +40,7 @@ func runAll(m *testing.M) (code int, err error) {
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	b := &bed{plugin: filepath.Join(dir, "kubelet-authenticator")}
-	if err := testbed.GoBuild(ctx, "../..", b.plugin, "./cmd/kubelet-authenticator"); err != nil {
+	if err := compile.Program(ctx, "../..", b.plugin, "./cmd/kubelet-authenticator"); err != nil {
 		return 0, err
 	}
 	if b.ControlPlane, err = startCluster(ctx); err != nil {

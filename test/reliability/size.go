@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reliability has two sizes of each test below this folder. "make test" runs the short one
-// of all, "make soak" the long one of those that it names. docs/reliability.md has the results.
+// Package reliability has two sizes of each test below this folder. "make test-all" runs the short
+// one of all, "make soak" the long one of those that it names. docs/reliability.md has the results.
 package reliability
 
 import (
@@ -26,8 +26,8 @@ var Names = []string{
 	"neighbours",    // neighbours: a workload cluster that attacks the controller of another one
 }
 
-// Size returns long in the run called name, and short in "make test". It skips t in each other long
-// run.
+// Size returns long in the run called name, and short in "make test-all". It skips t in each other
+// long run.
 func Size[T any](t testing.TB, name string, short, long T) T {
 	t.Helper()
 	if !slices.Contains(Names, name) {

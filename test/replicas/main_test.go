@@ -23,6 +23,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/witness"
@@ -50,7 +51,7 @@ func TestMain(m *testing.M) {
 func setUp(ctx context.Context, cp *testbed.ControlPlane, dir string) (err error) {
 	b := &bed{ControlPlane: cp, plugin: filepath.Join(dir, "kubelet-authenticator"), controller: filepath.Join(dir, "node-attestation-controller")}
 	for _, step := range []func() error{
-		func() error { return testbed.GoBuild(ctx, module, b.plugin, "./cmd/kubelet-authenticator") },
+		func() error { return compile.Program(ctx, module, b.plugin, "./cmd/kubelet-authenticator") },
 		func() error { return controllerprocess.Build(ctx, module, b.controller) },
 		func() error { return b.BindKubeadmBootstrap(ctx) },
 		func() error { return controllerprocess.Install(ctx, cp, module) },

@@ -10,6 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 )
 
 // cloudInitScript makes the layer in the folder $1.
@@ -49,8 +51,8 @@ func CloudInit(ctx context.Context, progress io.Writer) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("cloud-init is taken from the packages of Debian or Ubuntu: %w", err)
 	}
-	return Cached(ctx, "cloud-init", append(installed, cloudInitScript...), progress, func(folder string) error {
-		say(progress, "downloading the distribution's cloud-init ...")
+	return compile.Cached(ctx, "cloud-init", append(installed, cloudInitScript...), progress, func(folder string) error {
+		_, _ = fmt.Fprintln(progress, "downloading the distribution's cloud-init ...")
 		cmd := exec.CommandContext(ctx, "/bin/sh", "-euc", cloudInitScript, "sh", folder) //nolint:gosec // G204: our own script
 		cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C.UTF-8")
 		if out, err := cmd.CombinedOutput(); err != nil {

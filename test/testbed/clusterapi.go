@@ -21,12 +21,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 )
 
 // ClusterAPIOptions say how Cluster API differs from the usual one. The zero value is fine.
 type ClusterAPIOptions struct {
-	// Components to use; nil means those that BuildClusterAPI returns.
-	Components *ClusterAPIComponents
+	// Components to use; nil means those that compile.ClusterAPI returns.
+	Components *compile.ClusterAPIComponents
 	// BootstrapTokenTTL is the lifetime of bootstrap tokens. Zero means 15 minutes, Cluster API's
 	// default.
 	BootstrapTokenTTL time.Duration
@@ -60,7 +62,7 @@ const webhookCertDir = "cluster-api-webhooks"
 func StartClusterAPI(ctx context.Context, cp *ControlPlane, opts ClusterAPIOptions) (_ *ClusterAPI, err error) {
 	components := opts.Components
 	if components == nil {
-		built, err := BuildClusterAPI(ctx, nil)
+		built, err := compile.ClusterAPI(ctx, nil)
 		if err != nil {
 			return nil, err
 		}
@@ -168,7 +170,7 @@ func (cp *ControlPlane) writeWebhookCertificate() ([]byte, error) {
 }
 
 // install creates what the managers need, and returns when their rights are in effect.
-func (c *ClusterAPI) install(ctx context.Context, cp *ControlPlane, ca []byte, components *ClusterAPIComponents) error {
+func (c *ClusterAPI) install(ctx context.Context, cp *ControlPlane, ca []byte, components *compile.ClusterAPIComponents) error {
 	providers, err := ReadCRDs(filepath.Join(components.Source, "cmd/clusterctl/config/crd/bases/*_providers.yaml"))
 	if err != nil {
 		return err

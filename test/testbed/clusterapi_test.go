@@ -13,6 +13,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 )
 
 // The kinds of an infrastructure and a control plane provider without controllers, and the rights
@@ -117,7 +119,7 @@ stringData: {value: %[3]q}
 func TestClusterAPI(t *testing.T) {
 	Full(t)
 	components := buildForTest(t)
-	managers, err := BuildClusterAPI(t.Context(), os.Stderr)
+	managers, err := compile.ClusterAPI(t.Context(), os.Stderr)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,6 +19,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/keyutil"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 )
 
 const (
@@ -34,9 +36,9 @@ const (
 // Options say how a control plane differs from the usual one. The zero value
 // is fine.
 type Options struct {
-	// Components to use; nil means those that Build returns.
-	Components *Components
-	// Progress is given to Build; nil means silence.
+	// Components to use; nil means those of compile.ControlPlane.
+	Components *compile.Components
+	// Progress is given to compile.ControlPlane; nil means silence.
 	Progress io.Writer
 	// Dir takes all files and is kept by Stop. Empty means a temporary folder,
 	// which Stop removes.
@@ -67,7 +69,7 @@ type Options struct {
 // ControlPlane is a running etcd and kube-apiserver, and after
 // StartControllerManager a kube-controller-manager.
 type ControlPlane struct {
-	components      Components
+	components      compile.Components
 	dir             string
 	ownDir          bool
 	signingDuration time.Duration
@@ -99,7 +101,7 @@ type ControlPlane struct {
 func Start(ctx context.Context, opts Options) (_ *ControlPlane, err error) {
 	components := opts.Components
 	if components == nil {
-		built, err := Build(ctx, opts.Progress)
+		built, err := compile.ControlPlane(ctx, opts.Progress)
 		if err != nil {
 			return nil, fmt.Errorf("build the components: %w", err)
 		}
@@ -205,7 +207,7 @@ func (cp *ControlPlane) ClientCA() *CA { return cp.clientCA }
 // Client returns a client of a member of system:masters.
 func (cp *ControlPlane) Client() kubernetes.Interface { return cp.client }
 
-// KubernetesVersion returns the version of the API server, for example "v1.36.3".
+// KubernetesVersion returns the version of the API server, for example "v1.37.2".
 func (cp *ControlPlane) KubernetesVersion() string { return cp.components.KubernetesVersion }
 
 // Kubectl returns the path of kubectl.

@@ -13,6 +13,8 @@ import (
 	"os/exec"
 	"strings"
 	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 )
 
 // The files of a machine beside the programs in /usr/bin. They are those of Kubernetes' own
@@ -51,7 +53,7 @@ ExecStart=/usr/libexec/fakecri /run/fakecri.sock
 
 // KubeadmMachine returns the options of a machine on which kubeadm can be run, and which reaches
 // this control plane; files are added to its own.
-func (cp *ControlPlane) KubeadmMachine(name, kubeadm string, kubelet KubeletComponents, files map[string]string) MachineOptions {
+func (cp *ControlPlane) KubeadmMachine(name, kubeadm string, kubelet compile.KubeletComponents, files map[string]string) MachineOptions {
 	options := KubeadmMachine(name, kubeadm, kubelet, files)
 	options.Reaches = cp.own.addr
 	return options
@@ -59,7 +61,7 @@ func (cp *ControlPlane) KubeadmMachine(name, kubeadm string, kubelet KubeletComp
 
 // KubeadmMachine returns the options of a machine on which kubeadm can run. It reaches no address.
 // files are added to its own.
-func KubeadmMachine(name, kubeadm string, kubelet KubeletComponents, files map[string]string) MachineOptions {
+func KubeadmMachine(name, kubeadm string, kubelet compile.KubeletComponents, files map[string]string) MachineOptions {
 	all := maps.Clone(kubeadmFiles)
 	maps.Copy(all, files)
 	return MachineOptions{

@@ -18,6 +18,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 )
 
 // kubeletAddresses counts the addresses that were given to kubelets.
@@ -45,8 +47,8 @@ makeIPTablesUtilChains: false
 
 // KubeletOptions say what StartKubelet starts.
 type KubeletOptions struct {
-	// Components are those of BuildKubelet.
-	Components KubeletComponents
+	// Components are those of compile.Kubelet.
+	Components compile.KubeletComponents
 	NodeName   string
 	Kubeconfig []byte
 	// Config is added to the kubelet's configuration file: fields in YAML that StartKubelet does

@@ -10,6 +10,8 @@ import (
 	"os"
 	"strconv"
 	"testing"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 )
 
 // fullVariable is the environment variable that switches on the tests with Full, by the value
@@ -106,7 +108,7 @@ func runMainIsolated(tests interface{ Run() int }, parallel int, build, find fun
 		return 0, err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	if _, err := Build(ctx, os.Stderr); err != nil {
+	if _, err := compile.ControlPlane(ctx, os.Stderr); err != nil {
 		return 0, err
 	}
 	if err := find(ctx, dir); err != nil {

@@ -24,6 +24,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 )
 
 const testSigner = "example.test/signer"
@@ -135,7 +137,9 @@ func testSharedEtcd(t *testing.T, cp *ControlPlane) {
 	}
 	t.Cleanup(func() { _ = other.Stop() })
 	file := filepath.Join(t.TempDir(), "crd.yaml")
-	mustWrite(t, file, exampleCRD)
+	if err := os.WriteFile(file, []byte(exampleCRD), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	crds, err := ReadCRDs(file)
 	if err != nil {
 		t.Fatal(err)
@@ -446,10 +450,10 @@ func TestStartReportsWhyItFailed(t *testing.T) {
 	}
 }
 
-func buildForTest(t *testing.T) Components {
+func buildForTest(t *testing.T) compile.Components {
 	t.Helper()
 	begun := time.Now()
-	components, err := Build(t.Context(), os.Stderr)
+	components, err := compile.ControlPlane(t.Context(), os.Stderr)
 	if err != nil {
 		t.Fatal(err)
 	}

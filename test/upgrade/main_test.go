@@ -2,8 +2,8 @@
 
 // Package upgrade upgrades plugin and controller from an earlier commit, in each order, and
 // downgrades them again. It uses a real API server, with the manifests, records, configuration and
-// state files of that commit. `make test-upgrade` runs it. `make test` skips it, since it builds
-// that commit.
+// state files of that commit. `make test-upgrade` runs it. `make test-all` skips it, since it
+// builds that commit.
 package upgrade
 
 import (
@@ -15,9 +15,9 @@ import (
 	"testing"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/earlier"
-	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
 const module = "../.."
@@ -60,7 +60,7 @@ func build(ctx context.Context, commit, dir string) (err error) {
 	if err := os.MkdirAll(filepath.Dir(now.Plugin), 0o700); err != nil {
 		return err
 	}
-	if err := testbed.GoBuild(ctx, module, now.Plugin, "./cmd/kubelet-authenticator"); err != nil {
+	if err := compile.Program(ctx, module, now.Plugin, "./cmd/kubelet-authenticator"); err != nil {
 		return err
 	}
 	if err := controllerprocess.Build(ctx, module, now.Controller); err != nil {

@@ -21,6 +21,7 @@ import (
 	sigsyaml "sigs.k8s.io/yaml"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
@@ -87,7 +88,7 @@ type operator struct {
 
 func newOperator(t *testing.T) *operator {
 	t.Helper()
-	clusterctl, err := testbed.BuildClusterctl(t.Context(), os.Stderr)
+	clusterctl, err := compile.Clusterctl(t.Context(), os.Stderr)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +111,7 @@ func (o *operator) has(t *testing.T, release string) {
 // hasClusterAPI puts Cluster API's own providers there, as their kustomizations have them.
 func (o *operator) hasClusterAPI(t *testing.T) (release string) {
 	t.Helper()
-	source, err := testbed.ModuleDir(t.Context(), module, "sigs.k8s.io/cluster-api")
+	source, err := compile.ModuleDir(t.Context(), module, "sigs.k8s.io/cluster-api")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -321,7 +322,7 @@ func TestClusterctlInstalls(t *testing.T) {
 	clusterAPI := o.hasClusterAPI(t)
 	o.has(t, oneRelease)
 	s := startWorkload(t)
-	source, err := testbed.ModuleDir(t.Context(), module+"/test/components/cert-manager", "github.com/cert-manager/cert-manager")
+	source, err := compile.ModuleDir(t.Context(), module+"/test/components/cert-manager", "github.com/cert-manager/cert-manager")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/metal"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
@@ -44,7 +45,7 @@ func TestMain(m *testing.M) {
 }
 
 func (s *server) setUp(ctx context.Context) error {
-	source, err := testbed.ModuleDir(ctx, module, "sigs.k8s.io/cluster-api")
+	source, err := compile.ModuleDir(ctx, module, "sigs.k8s.io/cluster-api")
 	if err != nil {
 		return err
 	}

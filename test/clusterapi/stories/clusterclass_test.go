@@ -50,7 +50,7 @@ const (
 	classNamespace = "fleet"
 	// classCluster is the example's Cluster.
 	classCluster = "three"
-	classVersion = "v1.36.3"
+	classVersion = "v1.37.2"
 	// classLimit is the time limit of each step.
 	classLimit = 90 * time.Second
 )

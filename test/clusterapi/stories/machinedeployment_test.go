@@ -23,8 +23,9 @@ import (
 
 // A MachineDeployment scales up from 0, while an impostor boots with the user data of one of its
 // Machines. The Machines join, and the impostor is denied. The commands and their output are the
-// transcript in docs/integration/cluster-api.md. make test scales to 2. make test-clusterapi scales
-// to 3, and down to 1: the hosts, records and Nodes of the deleted Machines are deleted, too.
+// transcript in docs/integration/cluster-api.md. make test-all scales to 2. make test-clusterapi
+// scales to 3, and down to 1: the hosts, records and Nodes of the deleted Machines are deleted,
+// too.
 func TestMachineDeployment(t *testing.T) {
 	t.Parallel()
 	all := testbed.IsFull()

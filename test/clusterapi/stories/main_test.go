@@ -35,6 +35,7 @@ import (
 	"github.com/go-logr/logr"
 	ctrl "sigs.k8s.io/controller-runtime"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/metal/nspawn"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
@@ -56,7 +57,7 @@ func full(t *testing.T) {
 type programs struct {
 	controller string
 	node       nspawn.Programs
-	clusterAPI testbed.ClusterAPIComponents
+	clusterAPI compile.ClusterAPIComponents
 	clusterctl string
 }
 
@@ -70,10 +71,10 @@ func TestMain(m *testing.M) {
 	}
 	os.Exit(testbed.MainIsolated(withBed{m}, parallel, build, func(ctx context.Context, dir string) (err error) {
 		built.controller = controller(dir)
-		if built.clusterAPI, err = testbed.BuildClusterAPI(ctx, os.Stderr); err != nil {
+		if built.clusterAPI, err = compile.ClusterAPI(ctx, os.Stderr); err != nil {
 			return err
 		}
-		if built.clusterctl, err = testbed.BuildClusterctl(ctx, os.Stderr); err != nil {
+		if built.clusterctl, err = compile.Clusterctl(ctx, os.Stderr); err != nil {
 			return err
 		}
 		built.node, err = nspawn.Find(ctx, module, dir)

@@ -22,6 +22,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/doctor"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/attestor"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
@@ -42,19 +43,19 @@ var starting sync.Mutex
 // built is what the tests start.
 var built struct {
 	plugin, kubeadm string
-	kubelet         testbed.KubeletComponents
+	kubelet         compile.KubeletComponents
 }
 
 func TestMain(m *testing.M) {
 	build := func(ctx context.Context, dir string) error {
-		return testbed.GoBuild(ctx, module, filepath.Join(dir, "kubelet-authenticator"), "./cmd/kubelet-authenticator")
+		return compile.Program(ctx, module, filepath.Join(dir, "kubelet-authenticator"), "./cmd/kubelet-authenticator")
 	}
 	os.Exit(testbed.MainIsolated(m, 8, build, func(ctx context.Context, dir string) (err error) {
 		built.plugin = filepath.Join(dir, "kubelet-authenticator")
-		if built.kubelet, err = testbed.BuildKubelet(ctx, os.Stderr); err != nil {
+		if built.kubelet, err = compile.Kubelet(ctx, os.Stderr); err != nil {
 			return err
 		}
-		built.kubeadm, err = testbed.BuildKubeadm(ctx, os.Stderr)
+		built.kubeadm, err = compile.Kubeadm(ctx, os.Stderr)
 		return err
 	}))
 }

@@ -20,6 +20,7 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -29,7 +30,7 @@ type Programs struct {
 	packages  string // the folder with the plugin's tarball
 	cloudInit string // a layer
 	kubeadm   string
-	kubelet   testbed.KubeletComponents
+	kubelet   compile.KubeletComponents
 }
 
 // Build makes the plugin's tarball in a folder, for the build step of testbed.MainIsolated. Time
@@ -47,10 +48,10 @@ func Find(ctx context.Context, module, dir string) (p Programs, err error) {
 	if p.cloudInit, err = testbed.CloudInit(ctx, os.Stderr); err != nil {
 		return p, err
 	}
-	if p.kubelet, err = testbed.BuildKubelet(ctx, os.Stderr); err != nil {
+	if p.kubelet, err = compile.Kubelet(ctx, os.Stderr); err != nil {
 		return p, err
 	}
-	p.kubeadm, err = testbed.BuildKubeadm(ctx, os.Stderr)
+	p.kubeadm, err = compile.Kubeadm(ctx, os.Stderr)
 	return p, err
 }
 
@@ -110,7 +111,7 @@ func Bake(ctx context.Context, p Programs) (*Image, error) {
 	sum := sha256.Sum256(tarball)
 	checksum := hex.EncodeToString(sum[:])
 	options.Files[bakeFolder+"/tarball.tar.gz"] = string(tarball)
-	layer, err := testbed.Cached(ctx, "image", append(key, checksum...), os.Stderr, func(folder string) error {
+	layer, err := compile.Cached(ctx, "image", append(key, checksum...), os.Stderr, func(folder string) error {
 		return bake(ctx, options, checksum, folder)
 	})
 	if err != nil {

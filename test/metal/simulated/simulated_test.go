@@ -68,7 +68,7 @@ func TestHost(t *testing.T) {
 	harness.Must(t, err)
 	endpoint := strings.TrimPrefix(cp.ServerURL(), "https://")
 	hosts := New(Options{
-		Dir: t.TempDir(), Maker: maker, Version: "v1.36.3", Log: t.Logf,
+		Dir: t.TempDir(), Maker: maker, Version: "v1.37.2", Log: t.Logf,
 		Cluster: func(asked string) (fleet.Cluster, error) {
 			if asked != endpoint {
 				return fleet.Cluster{}, fmt.Errorf("no cluster %s", asked)

@@ -23,6 +23,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/attestor"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/reliability"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
@@ -33,7 +34,7 @@ const module = "../../.."
 // programs are the paths of what the tests start. testPlugin is the product with hooks.
 type programs struct {
 	plugin, testPlugin string
-	kubelet            testbed.KubeletComponents
+	kubelet            compile.KubeletComponents
 }
 
 var built programs
@@ -42,12 +43,12 @@ func TestMain(m *testing.M) {
 	build := func(ctx context.Context, dir string) error {
 		made := programsIn(dir)
 		return errors.Join(
-			testbed.GoBuild(ctx, module, made.plugin, "./cmd/kubelet-authenticator"),
-			testbed.GoBuild(ctx, module+"/test", made.testPlugin, "./testplugin"))
+			compile.Program(ctx, module, made.plugin, "./cmd/kubelet-authenticator"),
+			compile.Program(ctx, module+"/test", made.testPlugin, "./testplugin"))
 	}
 	os.Exit(testbed.MainIsolated(inCluster{m}, 6, build, func(ctx context.Context, dir string) (err error) {
 		built = programsIn(dir)
-		built.kubelet, err = testbed.BuildKubelet(ctx, os.Stderr)
+		built.kubelet, err = compile.Kubelet(ctx, os.Stderr)
 		return err
 	}))
 }

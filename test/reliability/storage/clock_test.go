@@ -20,6 +20,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/attestor"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
@@ -66,7 +67,7 @@ func newTimedNode(t *testing.T, cluster *testbed.ControlPlane) *timedNode {
 func (n *timedNode) set(off time.Duration) {
 	n.t.Helper()
 	n.off = off
-	harness.Must(n.t, testbed.SetClock(n.clock, off))
+	harness.Must(n.t, compile.SetClock(n.clock, off))
 }
 
 // now is what the machine's clock says.
@@ -77,7 +78,7 @@ func (n *timedNode) now() time.Time { return time.Now().Add(n.off) }
 func (n *timedNode) run() harness.Result {
 	n.t.Helper()
 	cmd := exec.CommandContext(n.t.Context(), n.Plugin, n.Flags()...)
-	cmd.Env = append(harness.ExecEnv(n.cluster), testbed.ClockVariable+"="+n.clock)
+	cmd.Env = append(harness.ExecEnv(n.cluster), compile.ClockVariable+"="+n.clock)
 	r := harness.Run(n.t, cmd)
 	if r.Code == 0 {
 		r.Credential, r.Leaf = harness.ParseCredentialAt(n.t, r.Stdout, n.now().Add(-time.Second))
@@ -295,7 +296,7 @@ func (n *timedNode) setBeforeIssue(off time.Duration) {
 	var done atomic.Bool
 	n.attestor.BeforeIssue = func(string) {
 		if !done.Swap(true) {
-			harness.Must(n.t, testbed.SetClock(n.clock, off))
+			harness.Must(n.t, compile.SetClock(n.clock, off))
 		}
 	}
 	n.off = off

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -53,13 +54,13 @@ func runAll(m *testing.M) (code int, err error) {
 	b := &bed{testPlugin: filepath.Join(dir, "testplugin")}
 	b.clockPlugin = sync.OnceValues(func() (string, error) {
 		program := filepath.Join(dir, "kubelet-authenticator-clock")
-		return program, testbed.GoBuildWithClock(ctx, "../../..", program, "./cmd/kubelet-authenticator", fmt.Sprintf("-ldflags=-s -w -X main.commitTime=%d", built.Unix()))
+		return program, compile.ProgramWithClock(ctx, "../../..", program, "./cmd/kubelet-authenticator", fmt.Sprintf("-ldflags=-s -w -X main.commitTime=%d", built.Unix()))
 	})
 	b.clockTestPlugin = sync.OnceValues(func() (string, error) {
 		program := filepath.Join(dir, "testplugin-clock")
-		return program, testbed.GoBuildWithClock(ctx, "../..", program, "./testplugin")
+		return program, compile.ProgramWithClock(ctx, "../..", program, "./testplugin")
 	})
-	if err := testbed.GoBuild(ctx, "../..", b.testPlugin, "./testplugin"); err != nil {
+	if err := compile.Program(ctx, "../..", b.testPlugin, "./testplugin"); err != nil {
 		return 0, err
 	}
 	if b.ControlPlane, err = testbed.Start(ctx, testbed.Options{Progress: os.Stderr, AnyTime: true}); err != nil {

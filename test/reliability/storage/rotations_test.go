@@ -21,9 +21,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/reliability"
-	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
 const (
@@ -54,7 +54,7 @@ func TestRotations(t *testing.T) {
 	token, err := shared.CreateBootstrapToken(t.Context(), time.Hour)
 	harness.Must(t, err)
 	harness.WriteFile(t, bootstrap, shared.BootstrapKubeconfig(token))
-	harness.Must(t, testbed.SetClock(clockFile, 0))
+	harness.Must(t, compile.SetClock(clockFile, 0))
 	harness.Must(t, os.Mkdir(dir.Path(), 0o700))
 	// The log is full soon after the first rotations.
 	harness.WriteFile(t, dir.File(cache.LogFile), bytes.Repeat([]byte("filling\n"), (1<<20-8<<10)/8))
@@ -67,7 +67,7 @@ func TestRotations(t *testing.T) {
 	run := func() harness.Result {
 		cmd := exec.CommandContext(t.Context(), program, "--provider=renewing", "--node-name="+name, "--cert-dir="+dir.Path(),
 			"--runtime-dir="+filepath.Join(home, "run"), "--bootstrap-kubeconfig="+bootstrap, "--signer-name="+rotationsSigner, "--provider-id=test://"+name)
-		cmd.Env = append(harness.ExecEnv(shared.ControlPlane), testbed.ClockVariable+"="+clockFile)
+		cmd.Env = append(harness.ExecEnv(shared.ControlPlane), compile.ClockVariable+"="+clockFile)
 		r := harness.RunPlugin(t, cmd)
 		if r.Code != 0 || r.Stderr != "" {
 			t.Fatalf("exit code %d: %s", r.Code, r.Stderr)
@@ -76,7 +76,7 @@ func TestRotations(t *testing.T) {
 		return r
 	}
 	rotate := func() harness.Result {
-		harness.Must(t, testbed.SetClock(clockFile, time.Duration(clock.Add(int64(untilDue)))))
+		harness.Must(t, compile.SetClock(clockFile, time.Duration(clock.Add(int64(untilDue)))))
 		return run()
 	}
 	printed := run().Leaf

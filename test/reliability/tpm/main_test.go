@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -23,7 +24,7 @@ func TestMain(m *testing.M) {
 	testbed.Parallel(6) // they wait for back-offs
 	os.Exit(testbed.Main(m, func(ctx context.Context, cp *testbed.ControlPlane, dir string) error {
 		cluster, plugin = cp, filepath.Join(dir, "kubelet-authenticator")
-		if err := testbed.GoBuild(ctx, "../../..", plugin, "./cmd/kubelet-authenticator"); err != nil {
+		if err := compile.Program(ctx, "../../..", plugin, "./cmd/kubelet-authenticator"); err != nil {
 			return err
 		}
 		return cp.BindKubeadmBootstrap(ctx)

@@ -27,6 +27,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
@@ -46,7 +47,7 @@ const (
 type programs struct {
 	plugin, controller string
 	commands           string // the folder with kubectl-attest
-	kubelet            testbed.KubeletComponents
+	kubelet            compile.KubeletComponents
 }
 
 var built programs
@@ -70,13 +71,13 @@ func TestMain(m *testing.M) {
 		made := programsIn(dir)
 		return errors.Join(
 			os.Mkdir(made.commands, 0o700),
-			testbed.GoBuild(ctx, module, made.plugin, "./cmd/kubelet-authenticator"),
-			testbed.GoBuild(ctx, module, filepath.Join(made.commands, "kubectl-attest"), "./cmd/kubectl-attest"),
+			compile.Program(ctx, module, made.plugin, "./cmd/kubelet-authenticator"),
+			compile.Program(ctx, module, filepath.Join(made.commands, "kubectl-attest"), "./cmd/kubectl-attest"),
 			controllerprocess.Build(ctx, module, made.controller))
 	}
 	os.Exit(testbed.MainIsolated(inCluster{m}, 4, build, func(ctx context.Context, dir string) (err error) {
 		built = programsIn(dir)
-		built.kubelet, err = testbed.BuildKubelet(ctx, os.Stderr)
+		built.kubelet, err = compile.Kubelet(ctx, os.Stderr)
 		return err
 	}))
 }

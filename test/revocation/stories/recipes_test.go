@@ -17,9 +17,9 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
-	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
 // operatorsShell is the environment of an administrator who has kubectl and kubectl-attest.
@@ -27,7 +27,7 @@ func operatorsShell(t *testing.T) []string {
 	t.Helper()
 	dir := t.TempDir()
 	admin := filepath.Join(dir, "kubeconfig")
-	harness.Must(t, testbed.GoBuild(t.Context(), module, filepath.Join(dir, "kubectl-attest"), "./cmd/kubectl-attest"))
+	harness.Must(t, compile.Program(t.Context(), module, filepath.Join(dir, "kubectl-attest"), "./cmd/kubectl-attest"))
 	harness.Must(t, shared.WriteKubeconfig(admin, shared.AdminUser()))
 	return []string{"PATH=" + dir + ":" + filepath.Dir(shared.Kubectl()) + ":" + os.Getenv("PATH"), "KUBECONFIG=" + admin, "HOME=" + dir}
 }

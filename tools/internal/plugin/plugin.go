@@ -22,7 +22,7 @@ func Build(t *testing.T, source string) string {
 func BuildPackage(t *testing.T, source, main string) string {
 	t.Helper()
 	binary := filepath.Join(t.TempDir(), "binary")
-	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", binary, main) //nolint:gosec // G204: a test says what is built
+	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-gcflags=all=-dwarf=false", "-o", binary, main) //nolint:gosec // G204: a test says what is built
 	build.Dir = source
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if output, err := build.CombinedOutput(); err != nil {

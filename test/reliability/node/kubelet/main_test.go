@@ -18,6 +18,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
@@ -28,7 +29,7 @@ const module = "../../../.."
 // programs are the paths of what the tests start.
 type programs struct {
 	plugin, controller string
-	kubelet            testbed.KubeletComponents
+	kubelet            compile.KubeletComponents
 }
 
 var built programs
@@ -37,12 +38,12 @@ func TestMain(m *testing.M) {
 	build := func(ctx context.Context, dir string) error {
 		made := programsIn(dir)
 		return errors.Join(
-			testbed.GoBuild(ctx, module, made.plugin, "./cmd/kubelet-authenticator"),
+			compile.Program(ctx, module, made.plugin, "./cmd/kubelet-authenticator"),
 			controllerprocess.Build(ctx, module, made.controller))
 	}
 	os.Exit(testbed.MainIsolated(inCluster{m}, 4, build, func(ctx context.Context, dir string) (err error) {
 		built = programsIn(dir)
-		built.kubelet, err = testbed.BuildKubelet(ctx, os.Stderr)
+		built.kubelet, err = compile.Kubelet(ctx, os.Stderr)
 		return err
 	}))
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package testbed
+package compile
 
 import (
 	"bytes"
@@ -10,28 +10,27 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"time"
 )
 
-// ClockVariable names the file with the seconds by which a program of GoBuildWithClock moves its
+// ClockVariable names the file with the seconds by which a program of ProgramWithClock moves its
 // clock. Without it, the clock is the machine's. No shipped program reads it.
 const ClockVariable = "KUBELET_AUTHENTICATOR_TEST_CLOCK"
 
-// GoBuildWithClock builds a package as GoBuild does, but for its clock: SetClock moves it. For this
+// ProgramWithClock builds a package as Program does, but for its clock: SetClock moves it. For this
 // build alone, another time.Now replaces that of the standard library (go build -overlay), so that
 // TLS goes by that clock, too. Durations and timers do not, as on a machine whose clock is set.
 //
 // The first build takes longer than a minute, since it compiles all packages again.
-func GoBuildWithClock(ctx context.Context, module, output, pkg string, flags ...string) error {
+func ProgramWithClock(ctx context.Context, module, output, pkg string, flags ...string) error {
 	overlay, err := clockOverlay(ctx)
 	if err != nil {
 		return fmt.Errorf("build %s with another clock: %w", pkg, err)
 	}
-	return GoBuild(ctx, module, output, pkg, append([]string{"-overlay=" + overlay}, flags...)...)
+	return Program(ctx, module, output, pkg, append([]string{"-overlay=" + overlay}, flags...)...)
 }
 
 // SetClock moves the clock of the programs whose ClockVariable names a file. They see it at once.
@@ -110,7 +109,7 @@ func clockOverlay(ctx context.Context) (string, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil { //nolint:gosec // G703: a folder of this user's cache
 		return "", err
 	}
-	unlock, err := lockFile(ctx, filepath.Join(dir, "lock"), io.Discard)
+	unlock, err := lockFile(ctx, filepath.Join(dir, "lock"), os.Stderr)
 	if err != nil {
 		return "", err
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package testbed
+package compile
 
 import (
 	"fmt"
@@ -12,7 +12,7 @@ import (
 )
 
 // What is built again is what the sources say now, although it is kept.
-func TestGoBuildFollowsItsSources(t *testing.T) {
+func TestProgramFollowsItsSources(t *testing.T) {
 	t.Setenv(CacheVariable, t.TempDir())
 	module, output := t.TempDir(), filepath.Join(t.TempDir(), "program")
 	write := func(name, content string) {
@@ -24,7 +24,7 @@ func TestGoBuildFollowsItsSources(t *testing.T) {
 	write("go.mod", "module example.com/a\n\ngo 1.26\n")
 	for _, says := range []string{"one", "two", "one"} {
 		write("main.go", "package main\n\nfunc main() { println(\""+says+"\") }\n")
-		if err := GoBuild(t.Context(), module, output, "./."); err != nil {
+		if err := Program(t.Context(), module, output, "./."); err != nil {
 			t.Fatal(err)
 		}
 		if out, err := exec.CommandContext(t.Context(), output).CombinedOutput(); err != nil || string(out) != says+"\n" {
@@ -34,7 +34,7 @@ func TestGoBuildFollowsItsSources(t *testing.T) {
 }
 
 // The clock of a program is what SetClock says, at once. The time that passes is not.
-func TestGoBuildWithClock(t *testing.T) {
+func TestProgramWithClock(t *testing.T) {
 	t.Setenv(CacheVariable, t.TempDir())
 	module, output, clock := t.TempDir(), filepath.Join(t.TempDir(), "program"), filepath.Join(t.TempDir(), "clock")
 	for name, content := range map[string]string{
@@ -60,7 +60,7 @@ func main() {
 			t.Fatal(err)
 		}
 	}
-	if err := GoBuildWithClock(t.Context(), module, output, "./."); err != nil {
+	if err := ProgramWithClock(t.Context(), module, output, "./."); err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.CommandContext(t.Context(), output)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package testbed
+package compile
 
 import (
 	"context"
@@ -13,6 +13,25 @@ import (
 	"path/filepath"
 	"time"
 )
+
+// CacheVariable names the environment variable that says where compiled programs are kept. Without
+// it they are in the user's cache folder.
+const CacheVariable = "KUBELET_AUTHENTICATOR_TEST_CACHE"
+
+func cacheFolder() (string, error) {
+	if dir := os.Getenv(CacheVariable); dir != "" {
+		abs, err := filepath.Abs(dir)
+		if err != nil {
+			return "", fmt.Errorf("%s: %w", CacheVariable, err)
+		}
+		return abs, nil
+	}
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("find a cache folder (set %s): %w", CacheVariable, err)
+	}
+	return filepath.Join(dir, "kubelet-authenticator-testbed"), nil
+}
 
 // cachedFor is how long an unused folder is kept.
 const cachedFor = 7 * 24 * time.Hour
@@ -54,7 +73,7 @@ func Cached(ctx context.Context, kind string, key []byte, progress io.Writer, fi
 	if err := fill(partial); err != nil {
 		return "", errors.Join(err, os.RemoveAll(partial))
 	}
-	return folder, os.Rename(partial, folder) //nolint:gosec // G703: the cache is where the user says
+	return folder, os.Rename(partial, folder)
 }
 
 // removeUnused removes folders that were not used for cachedFor. Each change of a key leaves an

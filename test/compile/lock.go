@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package testbed
+package compile
 
 import (
 	"context"
@@ -21,7 +21,7 @@ func lockFile(ctx context.Context, path string, progress io.Writer) (func(), err
 	if err != nil {
 		return nil, err
 	}
-	for told := false; ; {
+	for said := false; ; {
 		err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 		if err == nil {
 			return func() { _ = file.Close() }, nil // closing releases the lock
@@ -29,9 +29,9 @@ func lockFile(ctx context.Context, path string, progress io.Writer) (func(), err
 		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) {
 			return nil, errors.Join(fmt.Errorf("flock %s: %w", path, err), file.Close())
 		}
-		if !told {
-			say(progress, "waiting for another process that builds the components")
-			told = true
+		if !said {
+			say(progress, "waiting for another process that builds the same (it holds %s)", path)
+			said = true
 		}
 		select {
 		case <-ctx.Done():

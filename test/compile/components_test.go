@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package testbed
+package compile
 
 import (
 	"context"
@@ -22,7 +22,7 @@ func TestBuild(t *testing.T) {
 	t.Chdir(deep)
 	cache := t.TempDir()
 	t.Setenv(CacheVariable, cache)
-	mustMkdir(t, filepath.Join(cache, partialPrefix+"left-by-a-killed-build"))
+	mustMkdir(t, filepath.Join(cache, "control-plane.partial", "left-by-a-killed-build"))
 
 	// Two at once build once.
 	var progress lockedBuilder
@@ -31,7 +31,7 @@ func TestBuild(t *testing.T) {
 	for i := range components {
 		both.Go(func() {
 			var err error
-			if components[i], err = Build(t.Context(), &progress); err != nil {
+			if components[i], err = ControlPlane(t.Context(), &progress); err != nil {
 				t.Error(err)
 			}
 		})
@@ -43,12 +43,10 @@ func TestBuild(t *testing.T) {
 	if components[0] != components[1] {
 		t.Errorf("two builds at once differ: %+v", components)
 	}
-	for _, item := range controlPlaneSet.components {
-		if n := strings.Count(progress.String(), "testbed: built "+item.name+" in "); n != 1 {
-			t.Errorf("%s was built %d times:\n%s", item.name, n, progress.String())
-		}
+	if n := strings.Count(progress.String(), "built in "); n != 1 {
+		t.Errorf("built %d times:\n%s", n, progress.String())
 	}
-	if left, _ := filepath.Glob(filepath.Join(cache, partialPrefix+"*")); len(left) != 0 {
+	if left, _ := filepath.Glob(filepath.Join(cache, "*.partial")); len(left) != 0 {
 		t.Errorf("left behind: %v", left)
 	}
 	out, err := exec.Command(components[0].Kubectl).Output()
@@ -58,42 +56,42 @@ func TestBuild(t *testing.T) {
 
 	// A third finds what is there and says nothing.
 	var quiet lockedBuilder
-	again, err := Build(t.Context(), &quiet)
+	again, err := ControlPlane(t.Context(), &quiet)
 	if err != nil || again != components[0] || quiet.String() != "" {
 		t.Errorf("built again: %+v, %v, %q", again, err, quiet.String())
 	}
 
 	// Who asks for more has only that built.
-	kubelet, err := BuildKubelet(t.Context(), &quiet)
+	kubelet, err := Kubelet(t.Context(), &quiet)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if out, err := exec.Command(kubelet.FakeCRI).Output(); err != nil || string(out) != "fakecri" {
 		t.Errorf("fakecri says %q, %v", out, err)
 	}
-	if n := strings.Count(quiet.String(), "testbed: built "); n != 2 {
-		t.Errorf("for the kubelet, not two were built:\n%s", quiet.String())
+	if !strings.Contains(quiet.String(), "building kubelet, fakecri (v1.99.3)") || strings.Contains(quiet.String(), "kubectl") {
+		t.Errorf("for the kubelet, something else was built:\n%s", quiet.String())
 	}
 	mustWrite(t, filepath.Join(root, "test", "components", "fakecri", "more.go"), "package main\n")
-	if other, err := BuildKubelet(t.Context(), nil); err != nil || other == kubelet {
+	if other, err := Kubelet(t.Context(), nil); err != nil || other == kubelet {
 		t.Errorf("changed source: %+v, %v", other, err)
 	}
-	if older, err := BuildOtherKubelet(t.Context(), "v1.98", nil); err != nil {
+	if older, err := OlderRelease(t.Context(), "v1.98", nil); err != nil {
 		t.Error(err)
 	} else if out, err := exec.Command(older.Kubelet).Output(); err != nil || string(out) != "kubelet v1.98.7 1 98" || older.KubernetesVersion != "v1.98.7" {
 		t.Errorf("the kubelet of %s says %q, %v", older.KubernetesVersion, out, err)
 	}
-	if _, err := BuildOtherKubelet(t.Context(), "v1.97", nil); err == nil || !strings.Contains(err.Error(), "v1.97/go.mod") {
+	if _, err := OlderRelease(t.Context(), "v1.97", nil); err == nil || !strings.Contains(err.Error(), "v1.97/go.mod") {
 		t.Errorf("a version that no module is for: %v", err)
 	}
-	kubeadm, err := BuildKubeadm(t.Context(), nil)
+	kubeadm, err := Kubeadm(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if out, err := exec.Command(kubeadm).Output(); err != nil || string(out) != "kubeadm v1.99.3 1 99" {
 		t.Errorf("kubeadm says %q, %v", out, err)
 	}
-	clusterctl, err := BuildClusterctl(t.Context(), nil)
+	clusterctl, err := Clusterctl(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +101,7 @@ func TestBuild(t *testing.T) {
 
 	// Another go.sum is another set of components.
 	mustWrite(t, filepath.Join(root, "test", "components", "go.sum"), "\n")
-	other, err := Build(t.Context(), nil)
+	other, err := ControlPlane(t.Context(), nil)
 	if err != nil || other == components[0] {
 		t.Errorf("changed go.sum: %+v, %v", other, err)
 	}
@@ -115,20 +113,20 @@ func TestBuildReportsTheCompiler(t *testing.T) {
 	cache := t.TempDir()
 	t.Setenv(CacheVariable, cache)
 	mustWrite(t, filepath.Join(root, "test", "components", "kubernetes", "cmd", "kubectl", "main.go"), "package main\nfunc main() { nonsense }\n")
-	_, err := Build(t.Context(), nil)
-	if err == nil || !strings.Contains(err.Error(), "build kubectl") || !strings.Contains(err.Error(), "undefined: nonsense") {
-		t.Errorf("Build: %v", err)
+	_, err := ControlPlane(t.Context(), nil)
+	if err == nil || !strings.Contains(err.Error(), "kubernetes/cmd/kubectl/main.go") || !strings.Contains(err.Error(), "undefined: nonsense") {
+		t.Errorf("ControlPlane: %v", err)
 	}
-	left, err := os.ReadDir(cache)
-	if err != nil || len(left) != 1 || left[0].Name() != "lock" {
+	left, err := filepath.Glob(filepath.Join(cache, "control-plane*"))
+	if err != nil || len(left) != 1 || filepath.Base(left[0]) != "control-plane.lock" {
 		t.Errorf("left in the cache: %v, %v", left, err)
 	}
 }
 
 func TestBuildOutsideTheRepository(t *testing.T) {
 	t.Chdir(t.TempDir())
-	if _, err := Build(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "test/components/go.mod") {
-		t.Errorf("Build: %v", err)
+	if _, err := ControlPlane(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "test/components/go.mod") {
+		t.Errorf("ControlPlane: %v", err)
 	}
 }
 
