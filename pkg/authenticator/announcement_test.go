@@ -153,6 +153,7 @@ func expires(t testing.TB, a *Authenticator) time.Duration {
 
 // client-go asks again at the next check, and each run until then prints the same.
 func TestExpirationIsTheNextCheck(t *testing.T) {
+	t.Parallel()
 	a, _, pair := announced(t)
 	began := pair.Leaf.NotBefore
 	a.at(began)
@@ -381,6 +382,7 @@ func TestCheck(t *testing.T) {
 // A renewal that is due is made by the same worker. It does not select the new certificate,
 // although that begins before it was issued.
 func TestAnnouncedRenewal(t *testing.T) {
+	t.Parallel()
 	a, api, old := announced(t)
 	api.get = configMap(t, rotate(nil))
 	if err := a.Work(t.Context()); err != nil {
@@ -529,6 +531,7 @@ func TestAnnouncedMoment(t *testing.T) {
 // The certificate is reported once the run after the one that printed it shows that the kubelet has
 // it, where renewals are announced.
 func TestCertificateIsReported(t *testing.T) {
+	t.Parallel()
 	a, api, old := announced(t)
 	a.startWorker = workerThat(t, func() {})
 	report := func(name, want string) {

@@ -12,7 +12,6 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"io/fs"
@@ -29,6 +28,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/unittest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
@@ -37,13 +37,9 @@ import (
 // TestMain keeps what workers log for operators out of the tests' output, and lets tests that wait
 // do so together on machines with few CPUs.
 func TestMain(m *testing.M) {
-	flag.Parse()
-	if err := flag.Set("test.parallel", "8"); err != nil {
-		panic(err)
-	}
 	klog.LogToStderr(false)
 	klog.SetOutput(io.Discard)
-	os.Exit(m.Run())
+	unittest.Main(m)
 }
 
 var noon = time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)

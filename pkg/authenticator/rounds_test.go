@@ -926,6 +926,7 @@ func TestProvidersErrors(t *testing.T) {
 
 // What cannot be filed is not, and costs no second hello.
 func TestDocumentsThatCannotBeFiled(t *testing.T) {
+	t.Parallel()
 	for name, document := range map[string][]byte{"empty": nil, "too large": bytes.Repeat([]byte("x"), attestation.MaxRequestSize)} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
@@ -1057,6 +1058,7 @@ func TestWaitingForTheController(t *testing.T) {
 // A machine's record pins its EK: what the provider chose is kept if and only if a certificate came
 // of it.
 func TestProviderGetsBackWhatLedToTheLastCertificate(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	remember := ""
 	document := n.tpm.hello
@@ -1133,6 +1135,7 @@ func TestProviderGetsBackWhatLedToTheLastCertificate(t *testing.T) {
 
 // The controller compares who asked: a hello that was filed with another credential is of no use.
 func TestBothRoundsGoUnderOneCredential(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name   string
 		change func(*testing.T, *testNode)
@@ -1198,6 +1201,7 @@ func (c fakeChooser) Allows(remember string) bool { return remember == c.allowed
 // A request under way with a choice that the operator has ruled out since is given up. One with an
 // allowed choice goes on.
 func TestRequestWithARuledOutChoiceIsGivenUp(t *testing.T) {
+	t.Parallel()
 	for allowed, hellos := range map[string]int{"ek": 0, "other": 1} {
 		n := newNode(t)
 		works := n.tpm.evidence
@@ -1222,6 +1226,7 @@ func TestRequestWithARuledOutChoiceIsGivenUp(t *testing.T) {
 // What the provider wants back is not lost with a worker that installed the certificate and came no
 // further. The next worker there is comes when the certificate is due.
 func TestKilledAfterInstallingStillRemembers(t *testing.T) {
+	t.Parallel()
 	for _, step := range []Step{stepRecord, stepForget} {
 		var n *testNode
 		for nth := 0; ; nth++ {
@@ -1269,6 +1274,7 @@ func TestStateOfAnotherReleaseStillRemembers(t *testing.T) {
 // A worker that gave a hello up and then fails has left an object behind. For any cause of the
 // failure, the next worker waits longer each time.
 func TestNoHellosWithoutEnd(t *testing.T) {
+	t.Parallel()
 	for name, then := range map[string]func(*testNode){
 		"the device fails": func(n *testNode) {
 			n.tpm.evidence = func(_ context.Context, r provider.Request) ([]byte, error) {
@@ -1443,6 +1449,7 @@ func TestNothingSecretIsShown(t *testing.T) {
 // A plugin that has just been upgraded finds what the last one left: a request without a hello is
 // seen through as it is.
 func TestPendingFileOfTheEarlierFormat(t *testing.T) {
+	t.Parallel()
 	for name, uid := range map[string]string{"posted": "uid", "not posted": ""} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
@@ -1593,6 +1600,7 @@ func newDeniedNode(t *testing.T) *testNode {
 // A worker whose node's own certificate was denied waits with the bootstrap credential's request
 // for the signer, and is killed. The next one goes on with that request, and asks for no other.
 func TestBootstrapRequestAfterADenialIsTakenUp(t *testing.T) {
+	t.Parallel()
 	n := newDeniedNode(t)
 	n.api.proof = func(int, *csrObject) {} // the signer is late
 	mustFail(t, n.work(), WaitingForSigner)
@@ -1614,6 +1622,7 @@ func TestBootstrapRequestAfterADenialIsTakenUp(t *testing.T) {
 
 // As long as the proof is to be filed, it needs the hello's credential.
 func TestHelloOfTheBootstrapCredentialIsTakenUp(t *testing.T) {
+	t.Parallel()
 	n := newDeniedNode(t)
 	denies := n.api.hello
 	n.api.hello = func(i int, o *csrObject) {
@@ -1646,6 +1655,7 @@ func execOf(t *testing.T, n *testNode) ExecInfo {
 
 // A clock that is evidently wrong takes no certificate away.
 func TestCertificateThatIsEarly(t *testing.T) {
+	t.Parallel()
 	early := func(c *x509.Certificate) { c.NotBefore, c.NotAfter = noon.Add(3*time.Hour), noon.Add(4*time.Hour) }
 	for name, c := range map[string]struct {
 		held  func(*x509.Certificate) // nil: there is none
@@ -1723,6 +1733,7 @@ func TestClockBeforeTheBuildIsBlamed(t *testing.T) {
 // The bootstrap credential's certificate is issued, and its token ends. The node's own certificate
 // may read it all the same.
 func TestIssuedCertificateOutlivesTheToken(t *testing.T) {
+	t.Parallel()
 	n := newDeniedNode(t)
 	n.api.proof = func(int, *csrObject) {} // the signer is late
 	mustFail(t, n.work(), WaitingForSigner)

@@ -98,6 +98,7 @@ func TestRunNotesWhatItPrintedForAParentOnly(t *testing.T) {
 
 // A renewal that comes to nothing costs the node nothing: no request waits for it.
 func TestRunPrintsTheOldCertificateWhileARenewalFails(t *testing.T) {
+	t.Parallel()
 	failure := &cache.State{Failures: 1, NextAttempt: noon.Add(time.Minute), Last: &cache.Result{Reason: string(RequestDenied), Message: "denied", Hint: "ask", Finished: noon}}
 	for name, c := range map[string]struct {
 		prepare func(t *testing.T, a *Authenticator)
@@ -192,6 +193,7 @@ func workerThatInstalls(t *testing.T, a *Authenticator, fresh *cache.Pair, after
 }
 
 func TestRunWaitsOnlyIfTheCertificateIsNoUse(t *testing.T) {
+	t.Parallel()
 	endsIn := func(left time.Duration) func(*x509.Certificate) {
 		return func(c *x509.Certificate) { c.NotAfter = noon.Add(left) }
 	}
@@ -246,6 +248,7 @@ func TestRunWaitsOnlyIfTheCertificateIsNoUse(t *testing.T) {
 
 // A run that waits reads metadata, and not the files: a node may have many runs that wait.
 func TestRunThatWaitsReadsLittle(t *testing.T) {
+	t.Parallel()
 	a := testAuthenticator(t)
 	a.waitTimeout = statusInterval + statusInterval/2
 	a.startWorker = workerThat(t, func() {})
@@ -372,6 +375,7 @@ func writeState(t *testing.T, a *Authenticator, state *cache.State) {
 // However many requests the kubelet makes at once, there is one worker, and with it one
 // CertificateSigningRequest.
 func TestManyRunsStartOneWorker(t *testing.T) {
+	t.Parallel()
 	a := testAuthenticator(t)
 	fresh := newPair(t, nil)
 	var starts atomic.Int32
@@ -515,6 +519,7 @@ func TestRunKeepsTheRejectionWithItsCertificate(t *testing.T) {
 // A worker that has long overrun its deadline keeps all others from starting, so it is ended; a
 // younger one is left alone.
 func TestRunEndsAWorkerThatIsStuck(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		deadline time.Duration
 		killed   bool

@@ -33,6 +33,7 @@ func postponed(t *testing.T) (*Authenticator, *announcer, *cache.Pair) {
 
 // What happens during the pause after an outage may make the certificate worthless.
 func TestOnlyAgeWaitsToTheEndOfThePause(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		change func(a *Authenticator, pair *cache.Pair)
 		renews bool
@@ -68,6 +69,7 @@ func TestOnlyAgeWaitsToTheEndOfThePause(t *testing.T) {
 
 // A node that waits after an outage still checks, so a rotation or a revocation reaches it in time.
 func TestChecksGoOnInThePause(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		renewals []attestation.Renewal
 		renews   bool

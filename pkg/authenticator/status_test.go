@@ -37,6 +37,7 @@ type looked struct {
 }
 
 func TestLook(t *testing.T) {
+	t.Parallel()
 	ca, otherCA := newCA(t), newCA(t)
 	const rotten = "-----BEGIN PRIVATE KEY-----\nhunter2hunter2\n-----END PRIVATE KEY-----\n"
 	cluster := func(server string, ca []byte) ExecInfo {

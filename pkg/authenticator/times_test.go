@@ -317,6 +317,7 @@ func unreachable(n int, reason Reason, notAfter time.Time) *cache.State {
 // minute after it. A failure of one node alone keeps the short back-off. So does a certificate that
 // is about to end.
 func TestSpreadAfterOutage(t *testing.T) {
+	t.Parallel()
 	const minute, day = time.Minute, 24 * time.Hour
 	for _, c := range []struct {
 		reason      Reason

@@ -68,6 +68,7 @@ func TestWhatTheControllerSaysOfAWaitingRequest(t *testing.T) {
 
 // A state file that cannot be written while the worker waits changes nothing for the worker.
 func TestWaitingIsNotWrittenDown(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	n.api.hello = says("MachineNotFound: run this")
 	n.step = func(step Step) {

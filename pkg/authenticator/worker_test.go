@@ -141,6 +141,7 @@ func TestOnlyTheCertificateThatWasAskedForIsTaken(t *testing.T) {
 }
 
 func TestPendingRequestIsTakenUpOnlyIfItIsStillWanted(t *testing.T) {
+	t.Parallel()
 	seconds := int32(3600)
 	to := nodeaccess.Access{Cluster: cache.Origin{Server: "https://x"}}
 	for name, c := range map[string]struct {
@@ -274,6 +275,7 @@ func enrolling(t *testing.T, api *apiServer) *Authenticator {
 }
 
 func TestWorkGetsACertificate(t *testing.T) {
+	t.Parallel()
 	issue := func(object *certificatesv1.CertificateSigningRequest) {
 		object.Status.Certificate = sign(t, pkcs10Of(t, object.Spec.Request), nil)
 	}
@@ -343,6 +345,7 @@ func TestWorkGetsACertificate(t *testing.T) {
 // all being asked for at once. One that does not know them gets neither the certificate as a
 // credential nor as an excuse.
 func TestCertificateOfAnotherCluster(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		code   int
 		answer string
@@ -384,6 +387,7 @@ func TestCertificateOfAnotherCluster(t *testing.T) {
 // A denial that speaks against the node's own certificate does not take the node down while a
 // bootstrap credential is at hand.
 func TestWorkAfterTheOwnCertificateIsDenied(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		reason, bootstrap string // the reason of the denials of either credential
 		refuses           []string
@@ -453,6 +457,7 @@ func rejectedNote(a *Authenticator, pair *cache.Pair) noteFile {
 }
 
 func TestWorkBacksOffAfterARefusal(t *testing.T) {
+	t.Parallel()
 	set := func(kind certificatesv1.RequestConditionType) func(*certificatesv1.CertificateSigningRequest) {
 		return func(object *certificatesv1.CertificateSigningRequest) {
 			object.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: kind, Status: corev1.ConditionTrue, Reason: "Policy", Message: "no\n\x1b[2Jway"}}
@@ -503,6 +508,7 @@ func TestWorkBacksOffAfterARefusal(t *testing.T) {
 }
 
 func TestThereIsOneWorker(t *testing.T) {
+	t.Parallel()
 	a := testAuthenticator(t)
 	lock, err := a.dir.TryLock()
 	if err != nil {
@@ -807,6 +813,7 @@ func TestWorkerThatQueuedWaitsLikeTheOthers(t *testing.T) {
 // During an outage of the API server, a renewal is delayed only if the certificate is due for its
 // age alone.
 func TestOnlyARenewalForAgeWaits(t *testing.T) {
+	t.Parallel()
 	const left = 130 * time.Minute
 	for name, c := range map[string]struct {
 		change func(a *Authenticator, pair *cache.Pair)

@@ -42,6 +42,8 @@ var ErrNotOurs = errors.New("an object of that name exists and holds another req
 // Retry-After, and hides that answer.
 type Client struct {
 	rest rest.Interface
+	// sleep waits between two tries. Tests replace it.
+	sleep func(context.Context, time.Duration) error
 }
 
 // IsOverloaded reports whether the API server sheds load: 429 or 503 (RFC 6585, section 4; RFC
@@ -78,7 +80,7 @@ func NewClient(config *rest.Config) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("client for %s: %w", config.Host, err)
 	}
-	return &Client{rest: client}, nil
+	return &Client{rest: client, sleep: sleep}, nil
 }
 
 // maxAnswer bounds one answer, in bytes.
@@ -177,7 +179,7 @@ func (c *Client) Wait(ctx context.Context, object *certificatesv1.CertificateSig
 			pause = firstPause
 		}
 		log.V(2).Info("watch ended, listing", "request", object.Name, "pause", pause, "cause", text.Line(fmt.Sprint(err), 512))
-		if err := sleep(ctx, pause+rand.N(pause/2)); err != nil { //nolint:gosec // G404: jitter
+		if err := c.sleep(ctx, pause+rand.N(pause/2)); err != nil { //nolint:gosec // G404: jitter
 			return Decision{}, err
 		}
 		pause = min(2*pause, mostPause)

@@ -8,13 +8,11 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"errors"
-	"flag"
 	"io"
 	"log"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
-	"os"
 	"reflect"
 	"slices"
 	"strconv"
@@ -33,19 +31,12 @@ import (
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/hostiletext"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/unittest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 )
 
 // TestMain lets all tests that wait for firstPause run at once, on machines with few CPUs too.
-func TestMain(m *testing.M) {
-	flag.Parse()
-	if flag.Lookup("test.fuzz").Value.String() == "" {
-		if err := flag.Set("test.parallel", "64"); err != nil {
-			panic(err)
-		}
-	}
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { unittest.Main(m) }
 
 const (
 	objectName = "node-csr-abcdefghijklmnopqrstuvwxyz"
@@ -533,22 +524,26 @@ func TestOverloadedServerIsCalledOnce(t *testing.T) {
 // A server that answers with other errors is asked ever more seldom.
 func TestWaitPausesLongerEachTime(t *testing.T) {
 	t.Parallel()
-	var at []time.Time
-	list := func(w http.ResponseWriter, r *http.Request) {
-		at = append(at, time.Now())
-		broken(w, r)
-	}
-	server := &api{watch: answers{broken}, list: answers{list}}
+	server := &api{watch: answers{broken}, list: answers{broken}}
 	client := server.start(t)
-	// pauses of 2 to 3 s, 4 to 6 s, 8 to 12 s
-	ctx, cancel := context.WithTimeout(t.Context(), 11*firstPause)
+	var pauses []time.Duration
+	client.sleep = func(_ context.Context, pause time.Duration) error {
+		if pauses = append(pauses, pause); len(pauses) == 8 {
+			return context.DeadlineExceeded
+		}
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Hour) // for a watch of an hour
 	defer cancel()
 	if _, err := client.Wait(ctx, object("ours", "10", nil), Classify); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %v", err)
 	}
 	server.made(t)
-	if len(at) < 3 || at[1].Sub(at[0]) < 2*firstPause || at[2].Sub(at[1]) < 4*firstPause {
-		t.Errorf("lists at %v", at)
+	// 2 to 3 s, 4 to 6 s, 8 to 12 s, until mostPause
+	for i, least := 0, firstPause; i < len(pauses); i, least = i+1, min(2*least, mostPause) {
+		if pauses[i] < least || pauses[i] >= least*3/2 {
+			t.Errorf("pause %d: %s, not from %s on", i, pauses[i], least)
+		}
 	}
 }
 

@@ -78,6 +78,7 @@ func TestChooseEK(t *testing.T) {
 // The list of templates has none for RSA-3072. A chip with only such a certificate (H-6 of the
 // profile) counts as a chip without certificates.
 func TestCertificateOfNoTemplate(t *testing.T) {
+	t.Parallel()
 	key, err := rsa.GenerateKey(rand.Reader, 3072)
 	if err != nil {
 		t.Fatal(err)
@@ -394,6 +395,7 @@ func deflated(t testing.TB, data []byte) []byte {
 
 // A compressed certificate is read whole, or the reason is named.
 func TestCompressedCertificates(t *testing.T) {
+	t.Parallel()
 	ca, err := swtpm.NewCA()
 	if err != nil {
 		t.Fatal(err)
@@ -477,6 +479,7 @@ func TestChainOfABusyTPM(t *testing.T) {
 // An NV index in the range of issuers' certificates may belong to other software, and have a
 // password. Trying to read it must not count towards lockout, and must not prevent a hello.
 func TestForeignNVIndexDoesNotLockOut(t *testing.T) {
+	t.Parallel()
 	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256"}, Chain: true})
 	for i, attributes := range []tpm2.TPMANV{
 		// as tpm2_nvdefine makes it
@@ -507,6 +510,7 @@ func TestForeignNVIndexDoesNotLockOut(t *testing.T) {
 // A TPM that refuses some other command does not make the node choose another EK than the one it
 // stays with.
 func TestRefusalOfAnotherCommandChangesNoEK(t *testing.T) {
+	t.Parallel()
 	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256", "rsa-2048"}, Persistent: []string{"rsa-2048"}})
 	proxy := swtpm.NewProxy(t, chip)
 	for _, command := range []tpm2.TPMCC{tpm2.TPMCCGetCapability, tpm2.TPMCCReadPublic} {
@@ -523,6 +527,7 @@ func TestRefusalOfAnotherCommandChangesNoEK(t *testing.T) {
 
 // A key of the EK's form in another hierarchy, at a handle where EKs are, is not the EK.
 func TestForeignKeyAtAnEKsHandle(t *testing.T) {
+	t.Parallel()
 	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"rsa-2048"}})
 	e, _ := template.EKByName("rsa-2048")
 	made, err := tpm2.CreatePrimary{
@@ -546,6 +551,7 @@ func TestForeignKeyAtAnEKsHandle(t *testing.T) {
 
 // A secret of another size is another service's: a short one could be found from the MAC.
 func TestSecretOfAnotherSizeIsNotUsed(t *testing.T) {
+	t.Parallel()
 	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256"}})
 	k := with(t, chip.Socket(), hello(""))
 	for _, size := range []int{1, 2, 16, 31} {
@@ -607,6 +613,7 @@ func proves(t *testing.T, chip *swtpm.TPM, k keys) {
 
 // A template that the operator set decides over the remembered one, and over certificates.
 func TestSetTemplateDecides(t *testing.T) {
+	t.Parallel()
 	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256", "rsa-2048"}})
 	for _, name := range template.Names() {
 		for _, remembered := range []string{"", "ecc-p256", "rsa-2048", "ecc-p521"} {
@@ -637,6 +644,7 @@ func TestSetTemplateDecides(t *testing.T) {
 
 // A TPM that makes no EK of the set template says so, and what it makes. No other EK is used.
 func TestSetTemplateThatTheTPMLacks(t *testing.T) {
+	t.Parallel()
 	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"rsa-2048"}})
 	proxy := swtpm.NewProxy(t, chip)
 	for _, c := range []struct {
@@ -763,6 +771,7 @@ func TestStoredNonceAndTemplate(t *testing.T) {
 
 // The persistent key of a chip with a nonce is the one that the nonce makes, if it is certified.
 func TestStoredNonceAndAPersistentKey(t *testing.T) {
+	t.Parallel()
 	chip, made := stored(t, "rsa-2048", withNonce("nonce"))
 	plain, _ := template.EKByName("rsa-2048")
 	if err := chip.Persist(made, 0x81010001); err != nil {
@@ -846,6 +855,7 @@ func TestStoredTemplateThatIsNotTheProfiles(t *testing.T) {
 
 // A TPM may refuse what NV holds. Then the profile's key is used, and the reason is named.
 func TestStoredNonceThatTheTPMRefuses(t *testing.T) {
+	t.Parallel()
 	chip, _ := stored(t, "ecc-p256", withNonce("nonce"))
 	proxy := swtpm.NewProxy(t, chip)
 	proxy.Answer(tpm2.TPMCCCreatePrimary, tpm2.TPMRCSize|0x40|0x200, 1)
@@ -866,6 +876,7 @@ func TestStoredNonceThatTheTPMRefuses(t *testing.T) {
 
 // swtpm_setup writes a template of its own where the EK may sign: no such EK is used.
 func TestSigningEKOfSwtpmSetup(t *testing.T) {
+	t.Parallel()
 	chip := swtpm.Start(t, swtpm.Options{Setup: true, SetupArguments: []string{"--allow-signing", "--decryption"}})
 	eks := with(t, chip.Socket(), allEKs)
 	if len(eks) != 2 {
@@ -902,6 +913,7 @@ func TestNonceThatWasNeverWritten(t *testing.T) {
 
 // A node that enrolled with an EK from NV chooses as a new node does once NV does not have it.
 func TestStoredNonceThatIsGone(t *testing.T) {
+	t.Parallel()
 	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"rsa-2048"}})
 	for set, want := range map[string]string{"": "rsa-2048", "ecc-p256": "ecc-p256"} {
 		if k := with(t, chip.Socket(), choose(set, "ecc-p256+nv")); k.ek.Remember() != want {
@@ -940,6 +952,7 @@ func TestCertificateBehindTheOwnersPassword(t *testing.T) {
 // A chip has a plain EK that is persistent and certified, and a stray nonce. What is remembered
 // then says "from NV". Once the key is evicted, the certificate decides, not what is remembered.
 func TestCertificateBeatsWhatIsRemembered(t *testing.T) {
+	t.Parallel()
 	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"rsa-2048"}})
 	e, _ := template.EKByName("rsa-2048")
 	if err := chip.WriteNV(e.Nonce, []byte("stray")); err != nil {

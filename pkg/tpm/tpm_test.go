@@ -26,6 +26,7 @@ import (
 	"github.com/google/go-tpm/tpm2"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/unittest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/tpm/template"
 )
 
@@ -39,7 +40,7 @@ func TestMain(m *testing.M) {
 		})
 		panic(err) // the proxy hangs it, so it does not come here
 	}
-	os.Exit(m.Run())
+	unittest.Main(m)
 }
 
 // with runs f against the TPM at a socket, and fails the test if that fails.

@@ -34,6 +34,7 @@ import (
 	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/unittest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
@@ -59,7 +60,7 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == workerName || os.Getenv(programVariable) != "" {
 		os.Exit(testProgram().Main())
 	}
-	os.Exit(m.Run())
+	unittest.Main(m)
 }
 
 // callResult is what a call left behind.
