@@ -94,6 +94,12 @@ func readCRDs(ctx context.Context) ([]*apiextensionsv1.CustomResourceDefinition,
 			contract = "v1"
 		}
 		crd.Labels["cluster.x-k8s.io/v1beta2"] = contract
+		// A later Cluster API no longer serves this version.
+		for i := range crd.Spec.Versions {
+			if v := &crd.Spec.Versions[i]; v.Name == "v1beta1" {
+				v.Served = false
+			}
+		}
 	}
 	return crds, nil
 }
