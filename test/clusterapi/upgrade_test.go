@@ -14,7 +14,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/equality"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/earlier"
@@ -139,7 +138,7 @@ func (m *machine) becomesDue(t *testing.T) {
 	t.Helper()
 	for range 30 {
 		m.loses(t)
-		if r := m.enrols(t); authenticator.RenewAt(r.Leaf).Before(time.Now()) {
+		if r := m.enrols(t); earlier.Due(r.Leaf) {
 			harness.WorkerEnds(t, m.certs())
 			return
 		}

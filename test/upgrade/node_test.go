@@ -4,7 +4,6 @@ package upgrade
 
 import (
 	"context"
-	"crypto/x509"
 	"encoding/json"
 	"os"
 	"os/exec"
@@ -17,7 +16,6 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
@@ -173,21 +171,12 @@ func (n *node) becomesDue() {
 		harness.Must(n.t, os.RemoveAll(n.kept().Path()))
 		n.bootstraps()
 		n.joins()
-		if dueForBoth(n.pair().Leaf) {
+		if earlier.Due(n.pair().Leaf) {
 			harness.WorkerEnds(n.t, n.kept())
 			return
 		}
 	}
 	n.t.Fatalf("%s: no certificate is due", n.name)
-}
-
-// dueForBoth reports whether each release renews the certificate now. e670793 does so after 80 to
-// 90 % of the lifetime. This release does so after 70 to 90 %, and both derive the same random
-// number from the certificate.
-func dueForBoth(leaf *x509.Certificate) bool {
-	lifetime := leaf.NotAfter.Sub(leaf.NotBefore)
-	sinceEarliest := authenticator.RenewAt(leaf).Sub(leaf.NotAfter.Add(-lifetime * 3 / 10))
-	return leaf.NotAfter.Add(-lifetime / 5).Add(sinceEarliest / 2).Before(time.Now())
 }
 
 // renews uses a node's certificate that is due, and checks that the node gets the next one under
