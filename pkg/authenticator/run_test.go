@@ -39,15 +39,18 @@ func dueSoon(c *x509.Certificate) {
 	c.NotBefore, c.NotAfter = noon.Add(-95*time.Minute), noon.Add(5*time.Minute)
 }
 
-// workerThat pretends that a detached worker, which is this very process, does something.
+// workerThat pretends that a detached worker, which is this very process, does something. The test
+// ends after it.
 func workerThat(t testing.TB, does func()) func() (process.ID, error) {
 	t.Helper()
 	self, err := process.Of(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
 	}
+	var running sync.WaitGroup
+	t.Cleanup(running.Wait)
 	return func() (process.ID, error) {
-		go does()
+		running.Go(does)
 		return self, nil
 	}
 }
