@@ -61,8 +61,11 @@ func (s scenario) check(t *testing.T) {
 	}
 	results := m.examine()
 	for name, status := range good {
-		if want, differs := s.want[name]; differs {
+		want, differs := s.want[name]
+		if differs {
 			status = want
+		} else if m.timeout < unhurried {
+			continue // on a busy machine the time limit ends other checks, too
 		}
 		if got := results[name]; got.Status != status {
 			t.Errorf("%s: %s, want %s: %s", name, got.Status, status, got.Message)

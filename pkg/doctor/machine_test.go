@@ -120,6 +120,9 @@ type machine struct {
 	created  []string         // spec.signerName of what was posted
 }
 
+// unhurried is a time limit that no run of these tests reaches.
+const unhurried = time.Minute
+
 func newMachine(t *testing.T) *machine {
 	root := t.TempDir()
 	m := &machine{
@@ -127,7 +130,7 @@ func newMachine(t *testing.T) *machine {
 		command: filepath.Join(root, "kubelet-authenticator"), kubeletConfig: filepath.Join(root, "kubelet-config.yaml"),
 		certs:    cache.At(filepath.Join(root, "certs")),
 		attestor: &attestor{renews: true, device: `{"manufacturer":"IBM","firmware":"1.2","eks":[{"template":"ecc-p256","certificate":{"notAfter":"2036-01-01T00:00:00Z"}}]}`},
-		now:      time.Now, replies: map[string]reply{}, timeout: 20 * time.Second,
+		now:      time.Now, replies: map[string]reply{}, timeout: unhurried,
 	}
 	m.config = authenticator.DefaultConfig()
 	m.config.Provider, m.config.CertDir, m.config.RuntimeDir = "fake", m.certs.Path(), filepath.Join(root, "run")
