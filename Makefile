@@ -99,6 +99,8 @@ NODE_E2E := TestNodeBecomesReady TestRotatedKubelet TestStolenKeyOfKubelet $(add
 
 # How many suites are run at once: most of the time they wait.
 E2E_SUITES ?= $(shell echo $$(($$(nproc) * 3 / 2)))
+# Beside one suite with the race detector.
+E2E_REST_SUITES := $(shell echo $$(($(E2E_SUITES) > 1 ? $(E2E_SUITES) - 1 : 1)))
 # The suites that take longest begin first, so that none of them is left over at the end.
 E2E_LONGEST := ./node ./e2e ./clusterapi ./clusterapi/stories ./replicas ./policies
 # In these suites the product runs in the test's process, and the race detector sees it. In others
@@ -113,19 +115,20 @@ RACE_PACKAGES := $(shell echo $$(($$(nproc) * 3 / 2)))
 RACE := CGO_ENABLED=1
 RACE_FLAGS := -race -vet=off -tags simulator
 SPACE := $(subst ,, )
-# What "make test" runs of the suites: test/short.txt has the reasons.
+# What "make test" runs of the suites.
 SHORT_TESTS := $(shell awk '!/^\#/ && NF { print $$2 }' test/short.txt)
 SHORT_SUITES := $(shell awk '!/^\#/ && NF && !seen[$$1]++ { print "./" $$1 }' test/short.txt)
 
 UNIT_NEEDS := gcc openssl python3 swtpm swtpm_setup tpm2_checkquote /usr/include/openssl/ssl.h
 E2E_NEEDS := $(UNIT_NEEDS) strace mount ip systemd-nspawn mksquashfs rpm rpm2archive lintian ansible-playbook
 
-# The result of a package that a change cannot alter comes from the cache.
+# No result comes from the cache.
+COUNT := -count=1
+# A package that a change cannot alter is not tested again.
 .PHONY: check
 check: COUNT :=
 check: lint unit ## run what each commit has to pass: lint, and the unit tests of what has changed
 
-COUNT := -count=1
 UNIT_TESTS = $(GOTESTSUM) --packages ./... --jsonfile bin/unit.json
 
 # Without the race detector, which doubles the time and is part of "make test-all".
@@ -147,7 +150,7 @@ e2e: ## run one suite of test/, or one test of it (SUITE=controller, RUN=TestSto
 
 # Not vetted here: lint does that, and from a cold cache it takes minutes.
 .PHONY: test
-test: ## run the unit tests, and one short path through each half against a real control plane, a real kubelet and software TPMs (minutes)
+test: ## run the unit tests, and the end-to-end tests of test/short.txt: a real control plane, a real kubelet, software TPMs (minutes)
 	@scripts/need $(UNIT_NEEDS) mount ip
 	@mkdir -p bin
 	@cd test && go run ./prebuild test
@@ -179,16 +182,16 @@ test-all: ## run all tests: the unit tests with the race detector, all end-to-en
 	if git cat-file -e '$(UPGRADE_FROM)^{commit}' 2>/dev/null; then $(MAKE) --no-print-directory test-upgrade; \
 	else echo "*** upgrades were skipped: this clone does not have the commit $(UPGRADE_FROM) ***"; fi
 
-# Beside each other: one suite of the first, two of the others.
+# Beside each other.
 .PHONY: e2e-raced e2e-rest
 e2e-raced:
 	cd test && $(RACE) $(GOTESTSUM) $(RERUN_FLAGS) --packages '$(E2E_RACED)' --jsonfile ../bin/e2e-raced.json -- $(RACE_FLAGS) -timeout 40m -count=1 -p 1
 e2e-rest:
-	cd test && $(GOTESTSUM) $(RERUN_FLAGS) --packages '$(E2E_REST)' --jsonfile ../bin/e2e-rest.json -- -vet=off -timeout 40m -count=1 -p $$(($(E2E_SUITES) - 1))
+	cd test && $(GOTESTSUM) $(RERUN_FLAGS) --packages '$(E2E_REST)' --jsonfile ../bin/e2e-rest.json -- -vet=off -timeout 40m -count=1 -p $(E2E_REST_SUITES)
 
-# -timeout includes the build.
+# -timeout includes the builds.
 .PHONY: test-skew
-test-skew: ## run kubelets and API servers of older releases of Kubernetes, and those of its own (as root; the first time builds for 10 minutes each)
+test-skew: ## run kubelets and API servers of older releases of Kubernetes, and those of its own (as root; the first time it compiles each release, for 10 minutes)
 	@scripts/need swtpm mount ip mksquashfs
 	cd test && KUBELET_AUTHENTICATOR_TEST_RELEASES='v1.33 v1.34 v1.35 v1.36' go test -count=1 -timeout 120m -run 'TestNodeBecomesReady|TestOlderAPIServer' -v ./node
 

@@ -67,6 +67,12 @@ func TestVersions(t *testing.T) {
 	components := filepath.Join(repository, "test", "components")
 	makefile := readFile(t, filepath.Join(repository, "Makefile"))
 	tables := versionTables(t, "versions.md")
+	isNamed := func(heading string, cells ...string) {
+		t.Helper()
+		if !slices.ContainsFunc(tables[heading], func(row []string) bool { return slices.Equal(row[:len(cells)], cells) }) {
+			t.Errorf("%s: no row begins with %q", heading, cells)
+		}
+	}
 	hasRow := func(heading string, cells ...string) {
 		t.Helper()
 		if !slices.ContainsFunc(tables[heading], func(row []string) bool { return slices.Equal(row[:len(cells)], cells) && !notRun(row) }) {
@@ -91,9 +97,9 @@ func TestVersions(t *testing.T) {
 		}
 		built, folders = append(built, kubelet), append(folders, folder)
 		oldest = min(oldest, minor(t, kubelet))
-		hasRow("Kubernetes", kubelet, kubelet) // an API server and a kubelet of that release
+		isNamed("Kubernetes", kubelet, kubelet) // an API server and a kubelet of that release
 		if minor(t, kubelet) >= minor(t, server)-oldestKubelet {
-			hasRow("Kubernetes", server, kubelet)
+			isNamed("Kubernetes", server, kubelet)
 		}
 	}
 	if want := minor(t, server) - oldestKubelet; oldest > want {

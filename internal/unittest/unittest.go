@@ -12,20 +12,24 @@ import (
 	"go.uber.org/goleak"
 )
 
-// parallel is how many tests of a package run at once. They wait for TPMs and time limits, so this
-// is more than there are processors.
-const parallel = "16"
+// parallel is how many tests of a package run at once. They wait for TPMs and time limits, so few
+// processors are enough. -parallel wins.
+const parallel = "8"
 
 // Main runs the tests of a package, and fails if one of them leaves a goroutine behind: that
 // goroutine would run beside later tests, and change what they see. leftOver are those that may be
 // left. It does not return.
 func Main(m *testing.M, leftOver ...goleak.Option) {
 	flag.Parse()
-	if flag.Lookup("test.fuzz").Value.String() != "" { // workers of the fuzzer have goroutines of its own
+	if flag.Lookup("test.fuzz").Value.String() != "" { // the fuzzer's own goroutines would be reported
 		os.Exit(m.Run())
 	}
-	if err := flag.Set("test.parallel", parallel); err != nil {
-		panic(err)
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	if !given {
+		if err := flag.Set("test.parallel", parallel); err != nil {
+			panic(err)
+		}
 	}
 	code := m.Run()
 	// klog's own, which writes its buffer each few seconds.

@@ -31,18 +31,20 @@ type Authenticator struct {
 	signerName          string
 	expirationSeconds   *int32 // nil leaves the lifetime to the signer
 	waitTimeout         time.Duration
-	renewalWait         time.Duration
-	checkInterval       time.Duration // 0 for no checks
-	metricsTextfile     string        // as given, else empty
-	note                noteFile
-	exec                ExecInfo
-	parent              process.ID // the zero ID for a person
-	userAgent           string
-	startWorker         func() (process.ID, error)
-	workerDeadline      time.Duration
-	step                func(Step)
-	built               time.Time // a clock that shows an earlier time is wrong; zero if unknown
-	now                 func() time.Time
+	// reviewTimeout is the constant, except in tests.
+	reviewTimeout   time.Duration
+	renewalWait     time.Duration
+	checkInterval   time.Duration // 0 for no checks
+	metricsTextfile string        // as given, else empty
+	note            noteFile
+	exec            ExecInfo
+	parent          process.ID // the zero ID for a person
+	userAgent       string
+	startWorker     func() (process.ID, error)
+	workerDeadline  time.Duration
+	step            func(Step)
+	built           time.Time // a clock that shows an earlier time is wrong; zero if unknown
+	now             func() time.Time
 }
 
 // New checks the Options. Its error is the ConfigError, or a Failure with reason Configuration or
@@ -54,7 +56,7 @@ func New(o Options) (*Authenticator, error) {
 	a := &Authenticator{
 		nodeName: c.NodeName, providerID: c.ProviderID, dir: cache.At(c.CertDir),
 		bootstrapKubeconfig: c.BootstrapKubeconfig, kubeletBootstrap: c.KubeletBootstrapKubeconfig, keepBootstrap: c.KeepBootstrapCredential,
-		signerName: c.SignerName, waitTimeout: c.WaitTimeout.Duration, renewalWait: c.RenewalWait.Duration,
+		signerName: c.SignerName, waitTimeout: c.WaitTimeout.Duration, reviewTimeout: reviewTimeout, renewalWait: c.RenewalWait.Duration,
 		checkInterval: c.CheckInterval.Duration, metricsTextfile: c.MetricsTextfile,
 		note: newNoteFile(c.RuntimeDir, c.CertDir),
 		exec: o.Exec, parent: o.Parent, userAgent: o.UserAgent,

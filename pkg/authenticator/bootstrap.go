@@ -75,7 +75,7 @@ func (a *Authenticator) deleteBootstrap(ctx context.Context, lock *cache.Lock, p
 	if !to.Cluster.SameCluster(k.Cluster) {
 		return false, nil // the copy is for another cluster, which the node will join
 	}
-	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
+	ctx, cancel := context.WithTimeout(ctx, a.reviewTimeout)
 	defer cancel()
 	review, err := to.Review(ctx)
 	if err == nil && !accepts(review, pair) {

@@ -118,7 +118,7 @@ func testAuthenticator(t testing.TB) *Authenticator {
 		provider: fakeProvider{renews: true, signer: "example.com/signer"}, signerName: "example.com/signer",
 		nodeName: "a", dir: cache.At(certs),
 		bootstrapKubeconfig: filepath.Join(t.TempDir(), "none"), kubeletBootstrap: kubelet.BootstrapFile,
-		waitTimeout: 10 * time.Second, renewalWait: 10 * time.Second,
+		waitTimeout: 10 * time.Second, renewalWait: 10 * time.Second, reviewTimeout: time.Minute,
 		note:      newNoteFile(filepath.Join(t.TempDir(), "run"), certs),
 		now:       func() time.Time { return noon },
 		step:      func(Step) {},

@@ -34,7 +34,7 @@ func (a *Authenticator) noticeRejection(ctx context.Context, status *certificate
 	if since := now.Sub(time.Unix(last.Reviewed, 0)); since >= 0 && since < reviewInterval {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
+	ctx, cancel := context.WithTimeout(ctx, a.reviewTimeout)
 	defer cancel()
 	if review, err := a.review(ctx, status.pair); err == nil {
 		switch { // an overloaded API server gives neither answer

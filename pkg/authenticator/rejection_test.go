@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -128,10 +129,13 @@ func TestOnlyA401MarksTheCertificateAsRejected(t *testing.T) {
 			asked := note{Parent: asker, Certificate: pair.Fingerprint(), Until: noon.Unix() + 100, Reviewed: noon.Unix() - 60, Rejected: c.was}
 			a.note.write(asked)
 			s := a.loadStatus()
+			if strings.HasPrefix(name, "hangs") && !strings.HasPrefix(name, "hangs up") {
+				a.reviewTimeout = reviewTimeout
+			}
 			began := time.Now()
 			a.noticeRejection(t.Context(), &s)
 			took := time.Since(began)
-			if took > reviewTimeout+1500*time.Millisecond { // on a machine that has much else to do
+			if took > 20*reviewTimeout { // on a machine that has much else to do
 				t.Errorf("every request of the kubelet waited for %v", took)
 			}
 			if calls := api.seen(t, pair.Leaf.Raw); calls > 1 || calls == 0 && took < reviewTimeout {

@@ -262,7 +262,7 @@ func (w *worker) setAside(name string, why error) error {
 // accepts it for this node. Then the cluster's CA was replaced, and this node never read the bundle
 // with both CAs.
 func (w *worker) adopt(ctx context.Context, pair *cache.Pair) bool {
-	ctx, cancel := context.WithTimeout(ctx, 5*reviewTimeout)
+	ctx, cancel := context.WithTimeout(ctx, 5*w.reviewTimeout)
 	defer cancel()
 	review, err := w.review(ctx, pair)
 	if err != nil || !accepts(review, pair) {

@@ -35,7 +35,6 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 )
 
-// TestMain lets all tests that wait for firstPause run at once, on machines with few CPUs too.
 func TestMain(m *testing.M) { unittest.Main(m) }
 
 const (

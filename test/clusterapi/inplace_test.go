@@ -11,10 +11,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Cluster API can update a Machine in place: the objects stay, with another version in their specs,
-// and the computer with its TPM gets another kubelet. It stays the same machine to the controller,
-// meanwhile and afterwards. That holds for an update that keeps the certificate directory, and for
-// one that writes the whole disk.
+// An in-place update of Cluster API keeps the Machine object and changes its version. The record
+// stays the same during the update and after it, whether the certificate directory is kept or the
+// disk is written anew.
 func TestUpdatedInPlace(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, shared.management)
@@ -51,7 +50,7 @@ func TestUpdatedInPlace(t *testing.T) {
 					o.SetAnnotations(left)
 				})
 			}
-			m.loses(t)
+			m.loses(t) // after the update, a first certificate is for the same record, too
 			m.enrols(t)
 			if after := m.remembered(t); after.UID != before.UID {
 				t.Errorf("%s has another record", m.name)

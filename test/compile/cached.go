@@ -36,7 +36,7 @@ func cacheFolder() (string, error) {
 // cachedFor is how long an unused folder is kept.
 const cachedFor = 7 * 24 * time.Hour
 
-// Cached returns a folder of the components' cache. If there is none for the key, fill fills a new
+// Cached returns a folder of the cache. If there is none for the key, fill fills a new
 // one. The key must have everything that decides the content. Programs that call this at the same
 // time wait for each other. The folder must not be changed afterwards.
 func Cached(ctx context.Context, kind string, key []byte, progress io.Writer, fill func(folder string) error) (string, error) {
@@ -45,9 +45,10 @@ func Cached(ctx context.Context, kind string, key []byte, progress io.Writer, fi
 		return "", err
 	}
 	if err := os.MkdirAll(base, 0o700); err != nil {
-		return "", fmt.Errorf("make the components' cache: %w", err)
+		return "", fmt.Errorf("make the cache: %w", err)
 	}
-	// A lock of its own, since a build holds the components' lock for minutes.
+	// One lock for each kind: who needs the control plane does not wait while another process
+	// builds the kubelet.
 	unlock, err := lockFile(ctx, filepath.Join(base, kind+".lock"), progress)
 	if err != nil {
 		return "", fmt.Errorf("lock the cache of %s: %w", kind, err)

@@ -40,7 +40,7 @@ func Flags() []string { return []string{"-trimpath", "-buildvcs=false", "-gcflag
 // to date. So the program is built in the cache folder, and copied from there.
 func Program(ctx context.Context, module, output, pkg string, flags ...string) error {
 	args := append(append(Flags(), "-ldflags=-s -w"), flags...)
-	// the module is in a temporary folder, so the program is never built again
+	// a program of another module, which is linked once
 	if !strings.HasPrefix(pkg, "./") {
 		return goBuild(ctx, module, append(args, "-o", output), []string{pkg}, nil, os.Stderr)
 	}

@@ -144,9 +144,9 @@ func (n *node) mount(t *testing.T, args ...string) {
 	}
 	t.Cleanup(func() {
 		harness.KillWorker(t, n.dir)
-		if out, err := exec.Command("umount", n.dir.Path()).CombinedOutput(); err != nil {
-			t.Errorf("umount: %v: %s", err, out)
-		}
+		harness.Eventually(t, harness.Soon, "no process of the worker uses the directory", func() bool {
+			return exec.Command("umount", n.dir.Path()).Run() == nil
+		})
 	})
 }
 

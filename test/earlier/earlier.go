@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package earlier builds plugin and controller of an earlier commit of this repository, for tests
-// that upgrade and downgrade. `make test-all` does not use it: not every copy of the sources has
-// the commit, and the build cache has nothing of it.
+// that upgrade and downgrade. `make test-all` runs these tests by `make test-upgrade`, if the clone
+// has the commit.
 package earlier
 
 import (

@@ -16,36 +16,37 @@ import (
 // pollInterval is how often a condition is looked at.
 const pollInterval = 20 * time.Millisecond
 
-// Soon is a limit for Eventually. It is for what an idle machine does within a second or two.
+// Soon is an expected time for Eventually. It is for what an idle machine does within a second or
+// two.
 const Soon = time.Minute
 
-// busy is how many times longer than its limit Eventually waits: a test on a busy machine is slow,
-// and not red. A test whose point is a time measures that time.
-const busy = 5
+// slack is how many times the expected time Eventually waits: a test on a busy machine is slow, and
+// not red. A test whose point is a time measures that time.
+const slack = 5
 
-// Eventually waits until a condition holds. limit is that of a machine which runs three suites on
-// two processors. A test that passes does not wait for it.
-func Eventually(t testing.TB, limit time.Duration, what string, condition func() bool) {
+// Eventually waits until a condition holds. expected is the time that it takes at most on a machine
+// which runs three suites on two processors. A test that passes does not wait for it.
+func Eventually(t testing.TB, expected time.Duration, what string, condition func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(busy * limit); !condition(); time.Sleep(pollInterval) {
+	for deadline := time.Now().Add(slack * expected); !condition(); time.Sleep(pollInterval) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within %s: %s", busy*limit, what)
+			t.Fatalf("not within %s: %s", slack*expected, what)
 		}
 	}
 }
 
 // EventuallyOf is Eventually for a condition that needs a running process. The test fails at once
 // if the process has ended.
-func EventuallyOf(t testing.TB, process *testbed.Process, limit time.Duration, what string, condition func() bool) {
+func EventuallyOf(t testing.TB, process *testbed.Process, expected time.Duration, what string, condition func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(busy * limit); !condition(); {
+	for deadline := time.Now().Add(slack * expected); !condition(); {
 		select {
 		case <-process.Done():
 			t.Fatalf("the process has ended before %s: %v\n%s", what, process.Err(), process.LogTail())
 		case <-time.After(pollInterval):
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("not within %s: %s\n%s", busy*limit, what, process.LogTail())
+			t.Fatalf("not within %s: %s\n%s", slack*expected, what, process.LogTail())
 		}
 	}
 }

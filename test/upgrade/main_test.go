@@ -2,8 +2,7 @@
 
 // Package upgrade upgrades plugin and controller from an earlier commit, in each order, and
 // downgrades them again. It uses a real API server, with the manifests, records, configuration and
-// state files of that commit. `make test-upgrade` runs it. `make test-all` skips it, since it
-// builds that commit.
+// state files of that commit. `make test-upgrade` runs it, and `make test-all` by it.
 package upgrade
 
 import (

@@ -20,9 +20,10 @@ import (
 const (
 	// checkTimeout bounds one run of the checks. The kubelet's probes wait for one second.
 	checkTimeout = 800 * time.Millisecond
-	// readinessAge is how long all callers of /readyz share one result, and unreadyAge how long
-	// while the replica is not ready. A rollout waits for that.
-	readinessAge, unreadyAge = 3 * time.Second, 250 * time.Millisecond
+	// readinessAge is how long all callers of /readyz share one result.
+	readinessAge = 3 * time.Second
+	// unreadyAge is the same while the replica is not ready. It is short, since a rollout waits.
+	unreadyAge = 250 * time.Millisecond
 	// maxReason bounds the text about a failed check, in bytes.
 	maxReason = 400
 	// clientTimeout bounds how long a client may take to send a request, to read the answer, and
