@@ -133,11 +133,12 @@ func TestAlertsHaveRunbooks(t *testing.T) {
 // Grafana can import the dashboard. Each panel has a number of its own, and panels do not overlap.
 // Queries use the chosen data source and the chosen clusters.
 func TestDashboard(t *testing.T) {
-	type target struct{ RefID, Expr string }
+	type target struct{ RefID, Expr, LegendFormat string }
 	var dashboard struct {
 		UID, Title    string
 		SchemaVersion int
 		Templating    struct{ List []struct{ Name string } }
+		Links         []struct{ URL string }
 		Panels        []struct {
 			ID         int
 			Type       string
@@ -153,6 +154,10 @@ func TestDashboard(t *testing.T) {
 	if dashboard.UID == "" || dashboard.Title == "" || dashboard.SchemaVersion == 0 || len(dashboard.Templating.List) != 2 {
 		t.Errorf("%+v", dashboard)
 	}
+	if len(dashboard.Links) != 1 || dashboard.Links[0].URL+"#" != runbookURL {
+		t.Errorf("links: %+v", dashboard.Links)
+	}
+	quantile := regexp.MustCompile(`histogram_quantile\(0\.(\d+)`)
 	ids, taken := map[int]bool{}, map[[2]int]string{}
 	for _, p := range dashboard.Panels {
 		if ids[p.ID] || p.Title == "" || p.GridPos.X+p.GridPos.W > 24 {
@@ -174,6 +179,13 @@ func TestDashboard(t *testing.T) {
 			t.Errorf("%q asks nobody", p.Title)
 		}
 		for _, asked := range p.Targets {
+			chosen := strings.Contains(asked.Expr, `cluster=~"$cluster"`) || strings.HasPrefix(asked.Expr, "count by (version)") || strings.Contains(asked.Expr, "kubelet_authenticator_")
+			if all := strings.HasSuffix(p.Title, ", in all clusters"); chosen == all {
+				t.Errorf("%q: its title says that it shows all clusters: %v, and its query selects them: %v", p.Title, all, chosen)
+			}
+			if q := quantile.FindStringSubmatch(asked.Expr); q != nil && asked.LegendFormat != "p"+(q[1] + "0")[:2] {
+				t.Errorf("%q: the quantile 0.%s is labelled %s", p.Title, q[1], asked.LegendFormat)
+			}
 			balanced := strings.Count(asked.Expr, "(") == strings.Count(asked.Expr, ")") && strings.Count(asked.Expr, "{") == strings.Count(asked.Expr, "}")
 			if !balanced || !metricName.MatchString(asked.Expr) && !strings.Contains(asked.Expr, `apiserver_validating_admission_policy_check_total{policy=~"node-attestation-`) {
 				t.Errorf("%q: %s", p.Title, asked.Expr)

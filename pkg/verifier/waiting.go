@@ -19,10 +19,10 @@ var waitingTexts = map[Reason]string{ //nolint:gosec // G101: prose about tokens
 	ReasonAttestationUnavailable: "the controller cannot judge the evidence at present: its log has the cause, in the lines \"could not be judged\". It tries again by itself",
 
 	ReasonMachineNotFound: "the controller knows no machine that this request belongs to: run \"kubelet-authenticator identify\" on the node, and if it is a machine of yours, " +
-		"add what that prints to the controller's inventory, or with Cluster API annotate the Machine with the endorsement key. The request then continues by itself",
+		"add what that prints to the controller's inventory, or with Cluster API annotate the Machine with the endorsement key. The request then continues by itself. If you added it already, the inventory may be invalid: \"kubectl attest check\" names the line",
 	ReasonAmbiguousMachine: "the controller's inventory or Machines name this machine's endorsement key twice, or contradict each other: the operator runs " +
 		"\"node-attestation-controller inventory check\" on the inventory, or compares the Machines' annotations. The request then continues by itself",
-	ReasonMachineNotReady:       "the machine is not provisioned yet, has no provider ID, or is paused: see what its Machine lacks with: kubectl get machine -A",
+	ReasonMachineNotReady:       "the machine is not provisioned yet, has no provider ID, or is paused: with an inventory, add providerID to its entry; with Cluster API, see what its Machine lacks with: kubectl get machine -A",
 	ReasonNodeNameUnknown:       "nothing says yet which node name the machine has: wait for the Machine's addresses, or correct clusterAPI.nodeNames in the controller's configuration",
 	ReasonNodeAlreadyRegistered: "it is not known yet whether a Node of that name exists: the controller tries again by itself",
 

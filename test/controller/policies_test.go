@@ -430,7 +430,7 @@ func TestPoliciesInAuditMode(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := len(b.eventsAbout(t, shippedNamespace, preflight.ReasonPoliciesNotInForce))
-	_, said := b.watchPolicies(t, b.asShipped(), func(c *preflight.WatchConfig) { c.Audit = true })
+	_, said := b.watchPolicies(t, b.asShipped(), func(c *preflight.WatchConfig) { c.Check.Audit = true })
 	b.becomes(t, corev1.ConditionUnknown, preflight.ReasonPoliciesAudit, approvalPolicy+": "+preflight.PolicyMissing)
 	if len(b.eventsAbout(t, shippedNamespace, preflight.ReasonPoliciesNotInForce)) != before || said.says("the admission policies are not in force") {
 		t.Error("in audit mode it is an error")

@@ -4,6 +4,7 @@ package policies
 
 import (
 	"maps"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -109,6 +110,12 @@ func TestAuditTouchesNothing(t *testing.T) {
 		return len(list.Items) > 0
 	})
 	l.kubectl(t, "wait", "--for=jsonpath={.status.conditions[?(@.type==\"NodeAttestationPoliciesInForce\")].reason}=AuditMode", "namespace/"+namespace, "--timeout=20s")
+	// Applied too early, the policies would lock every node out.
+	policies := filepath.Join(module, "packaging", "kubernetes", "policies.yaml")
+	l.kubectl(t, "apply", "--server-side", "--filename="+policies)
+	l.kubectl(t, "wait", "--for=jsonpath={.status.conditions[?(@.type==\"NodeAttestationPoliciesInForce\")].reason}=PoliciesLockNodesOut", "namespace/"+namespace, "--timeout=60s")
+	l.kubectl(t, "delete", "--filename="+policies)
+	l.kubectl(t, "wait", "--for=jsonpath={.status.conditions[?(@.type==\"NodeAttestationPoliciesInForce\")].reason}=AuditMode", "namespace/"+namespace, "--timeout=60s")
 	l.stop(t)
 
 	for _, csr := range l.requests(t) {

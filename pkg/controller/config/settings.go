@@ -568,7 +568,7 @@ func (s *Settings) Bindings(metrics *telemetry.ClusterMetrics) bindings.Config {
 // PolicyCheck returns the check that compares the admission policies of the cluster that nodes join
 // with the release's.
 func (s *Settings) PolicyCheck(api client.Client) *preflight.PolicyCheck {
-	check := &preflight.PolicyCheck{Scope: preflight.PoliciesAlone, Client: api, Others: s.config.Policies.Controllers}
+	check := &preflight.PolicyCheck{Scope: preflight.PoliciesAlone, Client: api, Others: s.config.Policies.Controllers, Audit: s.config.Audit}
 	if s.config.ClusterAPI != nil {
 		check.Scope, check.User = preflight.PoliciesWorkload, s.config.ClusterAPI.User
 	}
@@ -577,7 +577,7 @@ func (s *Settings) PolicyCheck(api client.Client) *preflight.PolicyCheck {
 
 // ManagementPolicyCheck returns the same check for a management cluster.
 func (s *Settings) ManagementPolicyCheck(api client.Client) *preflight.PolicyCheck {
-	return &preflight.PolicyCheck{Scope: preflight.PoliciesManagement, Client: api, Others: s.config.Policies.Controllers}
+	return &preflight.PolicyCheck{Scope: preflight.PoliciesManagement, Client: api, Others: s.config.Policies.Controllers, Audit: s.config.Audit}
 }
 
 // PolicyWatch returns the configuration of a watch of the admission policies.
@@ -586,7 +586,7 @@ func (s *Settings) PolicyWatch(check *preflight.PolicyCheck, metrics *telemetry.
 	if check.Scope == preflight.PoliciesWorkload {
 		namespace = s.conditionNamespace()
 	}
-	return preflight.WatchConfig{Check: check, Namespace: namespace, Audit: s.config.Audit, Metrics: metrics}
+	return preflight.WatchConfig{Check: check, Namespace: namespace, Metrics: metrics}
 }
 
 // conditionNamespace returns the Namespace with the conditions, in the cluster that nodes join.

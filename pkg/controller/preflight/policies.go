@@ -58,6 +58,9 @@ const (
 	// PolicyNotEffective says that the API server accepted a write that the policy refuses,
 	// although the objects are right.
 	PolicyNotEffective = "NotEffective"
+	// PolicyLocksOut says that the policy lets only the controller approve, and that the controller
+	// is in audit mode. So nobody can approve, and no node gets a certificate.
+	PolicyLocksOut = "LocksOut"
 )
 
 // PolicyProblem says why a policy is not in force.
@@ -333,6 +336,9 @@ type PolicyCheck struct {
 	User string
 	// Others are the other controllers that the policies name.
 	Others []string
+	// Audit says that the controller is in audit mode: a policy that lets only it approve is then a
+	// problem. Optional.
+	Audit bool
 	// Rendered returns the spec that the controller last rendered for a policy of revoked
 	// certificates. If it returns nil, the policy must exist, and its content is not compared.
 	//
@@ -365,8 +371,21 @@ func (c *PolicyCheck) compare(ctx context.Context, policies []admissionv1.Valida
 	if err != nil {
 		return nil, err
 	}
-	return release.compare(policies, bindings, append([]string{user}, c.Others...)), nil
+	problems := release.compare(policies, bindings, append([]string{user}, c.Others...))
+	isProblem := func(p PolicyProblem) bool { return p.Policy == provenPolicy }
+	if c.Audit && len(c.Others) == 0 && release.has(provenPolicy) && !slices.ContainsFunc(problems, isProblem) {
+		problems = append(problems, PolicyProblem{provenPolicy, PolicyLocksOut, "only the controller may approve, and in audit mode it approves nothing"})
+	}
+	return problems, nil
 }
+
+// LocksOut reports whether one of the problems keeps every node from getting a certificate.
+func LocksOut(problems []PolicyProblem) bool {
+	return slices.ContainsFunc(problems, func(p PolicyProblem) bool { return p.Problem == PolicyLocksOut })
+}
+
+// LockOutRemedy says what to do about PolicyLocksOut.
+const LockOutRemedy = "to enforce, end audit mode; to stay in it, delete this cluster's admission policies of the release, such as by kubectl delete --filename=packaging/kubernetes/policies.yaml (docs/adopting.md)"
 
 // compareRevocation returns the problems of the policies of revocation.
 func (c *PolicyCheck) compareRevocation(ctx context.Context, policies []admissionv1.ValidatingAdmissionPolicy, bindings []admissionv1.ValidatingAdmissionPolicyBinding) ([]PolicyProblem, error) {

@@ -256,6 +256,43 @@ func TestAlterationsThatLast(t *testing.T) {
 	})
 }
 
+// In audit mode the controller approves nothing. So the policy that lets only controllers approve
+// is a problem, if it is in force and names no other controller.
+func TestPoliciesLockOutInAuditMode(t *testing.T) {
+	for title, c := range map[string]struct {
+		audit   bool
+		others  []string
+		change  func(*policySet)
+		problem bool
+	}{
+		"audit":                    {audit: true, problem: true},
+		"enforcement":              {},
+		"another controller":       {audit: true, others: []string{"system:serviceaccount:acme:controller"}},
+		"no policy":                {audit: true, change: func(s *policySet) { s.policies = nil }},
+		"no binding":               {audit: true, change: func(s *policySet) { s.bindings = nil }},
+		"the binding warns":        {audit: true, change: func(s *policySet) { setActions(s, admissionv1.Warn) }},
+		"the policy names another": {audit: true, change: func(s *policySet) { s.policies[0].Spec.Variables[0].Expression = "['admin']" }},
+	} {
+		t.Run(title, func(t *testing.T) {
+			set := release(t, PoliciesAlone).clone()
+			if c.change != nil {
+				c.change(set)
+			}
+			check := &PolicyCheck{Scope: PoliciesAlone, User: shippedController, Others: c.others, Audit: c.audit}
+			problems, err := check.compare(t.Context(), set.policies, set.bindings)
+			if err != nil || LocksOut(problems) != c.problem {
+				t.Errorf("%v, %v", problems, err)
+			}
+		})
+	}
+}
+
+func setActions(s *policySet, actions ...admissionv1.ValidationAction) {
+	for i := range s.bindings {
+		s.bindings[i].Spec.ValidationActions = actions
+	}
+}
+
 func TestLiterals(t *testing.T) {
 	for expression, want := range map[string][]string{
 		"[]": {}, " [ ] ": {}, "['a']": {"a"}, "['a', \"b\",\n'c',]": {"a", "b", "c"}, "['']": {""},

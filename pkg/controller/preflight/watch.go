@@ -34,6 +34,9 @@ const (
 	// ReasonPoliciesAudit says that nothing depends on them in audit mode.
 	ReasonPoliciesUnwatched = "NotWatched"
 	ReasonPoliciesAudit     = "AuditMode"
+	// ReasonPoliciesLockNodesOut says that the policies are applied in audit mode, so that nobody
+	// can approve requests.
+	ReasonPoliciesLockNodesOut = "PoliciesLockNodesOut"
 )
 
 const (
@@ -61,12 +64,11 @@ const unwatchedPolicies = "cannot watch the admission policies: list and watch o
 
 // WatchConfig configures a PolicyWatch.
 type WatchConfig struct {
-	// Check says which policies the cluster must have. It also has the client that reads them.
+	// Check says which policies the cluster must have. It also has the client that reads them. If
+	// Check.Audit is set, a missing policy is no error, since nothing depends on it.
 	Check *PolicyCheck
 	// Namespace is the Namespace whose status gets the condition.
 	Namespace string
-	// Audit makes the watch report no errors, since nothing depends on the policies in audit mode.
-	Audit bool
 	// Remind is the time until a lasting problem is reported again. Default: 15 minutes.
 	Remind time.Duration
 	// Prove is the shortest time between two proofs of a policy. Default: a minute.
@@ -205,7 +207,7 @@ func (w *PolicyWatch) wake() {
 // Challenged passes the name of an open hello, with which a policy can be proven. It never blocks.
 // A nil *PolicyWatch does nothing.
 func (w *PolicyWatch) Challenged(name string) {
-	if w == nil || w.Audit {
+	if w == nil || w.Check.Audit {
 		return
 	}
 	w.hello.Store(&name)
@@ -296,7 +298,9 @@ func (w *PolicyWatch) judge(ctx context.Context, began time.Time) verdict {
 	}
 	problems = append(problems, revocation...)
 	switch {
-	case w.Audit:
+	case LocksOut(problems):
+		return verdict{corev1.ConditionFalse, ReasonPoliciesLockNodesOut, describe(problems) + ". No node gets a certificate: " + LockOutRemedy, problems}
+	case w.Check.Audit:
 		message := "nothing depends on the policies in audit mode"
 		if len(problems) > 0 {
 			message += "; not in force: " + describe(problems)
@@ -358,7 +362,11 @@ func (w *PolicyWatch) report(ctx context.Context, v verdict) {
 	w.reported = now
 	switch {
 	case v.status == corev1.ConditionFalse:
-		w.log.Error(nil, "the admission policies are not in force", "message", v.message, "reason", v.reason)
+		what := "the admission policies are not in force"
+		if v.reason == ReasonPoliciesLockNodesOut {
+			what = "the admission policies let nobody approve"
+		}
+		w.log.Error(nil, what, "message", v.message, "reason", v.reason)
 		w.event(corev1.EventTypeWarning, v)
 	case v.status == corev1.ConditionTrue && before == corev1.ConditionFalse:
 		w.log.Info("the admission policies are in force again")
