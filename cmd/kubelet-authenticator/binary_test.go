@@ -62,7 +62,7 @@ var arrows = map[string][]string{
 	"internal/hostiletext":                {"internal/text"},
 	"internal/outputformat":               {"internal/text"},
 	"cmd/kubectl-attest":                  {"internal/attestctl"},
-	"internal/attestctl":                  {"internal/buildinfo", "internal/machineentry", "internal/outputformat", "internal/text", "internal/workload", "pkg/attestation", "pkg/controller/api/v1alpha1", "pkg/controller/bindings", "pkg/controller/config", "pkg/controller/inventory", "pkg/controller/preflight", "pkg/controller/revocation", "pkg/controller/signing", "pkg/controller/telemetry", "pkg/controller/tpmprovider", "pkg/csr", "pkg/csr/state", "pkg/verifier", "pkg/verifier/tpm"},
+	"internal/attestctl":                  {"docs", "internal/buildinfo", "internal/machineentry", "internal/outputformat", "internal/text", "internal/workload", "pkg/attestation", "pkg/controller/api/v1alpha1", "pkg/controller/bindings", "pkg/controller/config", "pkg/controller/inventory", "pkg/controller/preflight", "pkg/controller/revocation", "pkg/controller/signing", "pkg/controller/telemetry", "pkg/controller/tpmprovider", "pkg/csr", "pkg/csr/state", "pkg/verifier", "pkg/verifier/tpm"},
 	"internal/buildinfo":                  {"internal/outputformat"},
 	"internal/nodeaccess":                 {"internal/text", "internal/trustedfile", "pkg/attestation", "pkg/cache", "pkg/csr", "pkg/kubelet"},
 	"internal/strict":                     {"internal/text"},

@@ -80,6 +80,7 @@ func (e *examination) checks() []check {
 		check{"inventory", e.checkInventory},
 		check{"ek-sources", e.checkEKSources},
 		check{"nodes", e.checkNodes},
+		check{"kubelets", e.checkKubelets},
 		check{"policies-condition", func(ctx context.Context) finding { return e.checkCondition(ctx, telemetry.ConditionPolicies) }},
 		check{"sources-condition", func(ctx context.Context) finding { return e.checkCondition(ctx, telemetry.ConditionSources) }},
 		check{"revocation", e.checkRevocation},
@@ -115,11 +116,17 @@ func (e *examination) checkConfiguration(ctx context.Context) finding {
 		return failed("name one with --workload-cluster and --namespace", "the controller serves the workload clusters of Cluster API, and none is named")
 	case e.cluster != "" && settings.ClusterAPI == nil:
 		return failed("leave --workload-cluster out", "the controller does not serve Cluster API")
+	case slices.Contains(usualClusterNames, strings.ToLower(settings.ClusterUID)):
+		return warning("in a cluster without records, set a random UUID; with records, do not change it: they are bound to it",
+			"clusterUID: many clusters are called %s, and evidence for one of them is valid in the others", settings.ClusterUID)
 	case e.audit:
 		return warning("enforce when each node is ready for it (docs/adopting.md)", "audit mode: the controller reports its decisions, and changes no request")
 	}
 	return ok("the controller enforces")
 }
+
+// usualClusterNames are names that kubeadm and others give to every cluster.
+var usualClusterNames = []string{"kubernetes", "cluster", "cluster.local", "default", "local"}
 
 func (e *examination) readDeployment(ctx context.Context) (*appsv1.Deployment, error) {
 	deployment := &appsv1.Deployment{}
@@ -226,13 +233,16 @@ func (e *examination) checkManagementPolicies(ctx context.Context) finding {
 
 // comparePolicies compares the cluster's policies with those of this program's release.
 func (e *examination) comparePolicies(ctx context.Context, c *preflight.PolicyCheck) finding {
-	c.Others = e.config().Policies.Controllers
+	c.Others, c.Audit = e.config().Policies.Controllers, e.audit
 	problems, err := c.Check(ctx)
 	if err != nil {
 		return unread(err, "ValidatingAdmissionPolicy needs Kubernetes 1.31 or later")
 	}
 	if len(problems) == 0 {
 		return ok("the policies and their bindings are those of this release")
+	}
+	if preflight.LocksOut(problems) {
+		return failed(preflight.LockOutRemedy, "no node gets a certificate: %s", describePolicies(problems))
 	}
 	return e.unlessAudit("apply the release's policies with your overlay (docs/controller-configuration.md); until then requests can be approved without attestation", "%s", describePolicies(problems))
 }
@@ -510,6 +520,28 @@ func (e *examination) checkNodes(ctx context.Context) finding {
 		return warning("attest them, or list them in unattestedNodes: their certificates are not renewed otherwise", "Nodes that have no record and are not listed: %s", text.Names(without))
 	}
 	return ok("each Node has a record or is listed")
+}
+
+// checkKubelets looks for kubelets that request their certificates by themselves. The controller
+// ignores such requests, and while it enforces, the policies let nobody else approve them.
+func (e *examination) checkKubelets(ctx context.Context) finding {
+	if e.audit {
+		return ok("not checked in audit mode: others may approve requests without evidence")
+	}
+	requests, err := e.readRequests(ctx, e.now)
+	if err != nil {
+		return unread(err, "")
+	}
+	var nodes []string
+	for _, r := range requests {
+		if r.Reason == ReasonNoEvidence && !slices.Contains(nodes, r.NodeName) && !slices.Contains(e.config().UnattestedNodes, r.NodeName) {
+			nodes = append(nodes, r.NodeName)
+		}
+	}
+	if len(nodes) == 0 {
+		return ok("no kubelet requests without evidence")
+	}
+	return warning("run kubelet-authenticator doctor on each of them", "kubelets of these nodes request by themselves, without evidence, and nobody may approve that: %s", text.Names(nodes))
 }
 
 // readCondition returns a condition of the controller's Namespace, nil if there is none, and the

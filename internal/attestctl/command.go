@@ -173,7 +173,7 @@ unless --workload-kubeconfig names a file.`,
 	flags.StringVar(&i.controllerNamespace, "controller-namespace", "", "namespace of the controller (default: --namespace, or "+defaultNamespace+")")
 	flags.StringVar(&i.workloadCluster, "workload-cluster", "", "with Cluster API: name of the Cluster object")
 	flags.StringVar(&i.workloadKubeconfig, "workload-kubeconfig", "", "with Cluster API: kubeconfig file of the workload cluster (default: the Secret <cluster>-kubeconfig)")
-	root.AddCommand(i.statusCommand(), i.pendingCommand(), i.describeCommand(), i.resetCommand(),
+	root.AddCommand(i.statusCommand(), i.explainCommand(), i.pendingCommand(), i.describeCommand(), i.resetCommand(),
 		i.revokeCommand(), i.rotateCommand(), i.suspendCommand(), i.resumeCommand(), i.revocationsCommand(), i.checkCommand(), i.versionCommand())
 	for _, c := range append(root.Commands(), root) {
 		if args := c.Args; args != nil {

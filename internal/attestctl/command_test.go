@@ -11,6 +11,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
 	"math/big"
 	"os"
 	"path/filepath"
@@ -28,13 +29,16 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/packaging"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
@@ -77,6 +81,82 @@ func TestGolden(t *testing.T) {
 			}
 			wantGolden(t, name, r)
 		})
+	}
+}
+
+// A kubelet that requests by itself waits for ever. The commands show it and say why. Nobody else's
+// request does, and none that is decided.
+func TestRequestsWithoutEvidenceAreShown(t *testing.T) {
+	bare := func(name, signer, node string) *certificatesv1.CertificateSigningRequest {
+		r := request(name, signer, node, "", []byte("{}"))
+		block, _ := pem.Decode(r.Spec.Request)
+		r.Spec.Request = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: block.Bytes})
+		return r
+	}
+	objects := []client.Object{bare("csr-1", builtinSigner, "forgotten"), bare("csr-2", "kubernetes.io/legacy-unknown", "another"),
+		ends(bare("csr-3", builtinSigner, "decided"), certificatesv1.CertificateApproved, "AutoApproved", "x")}
+	for _, args := range [][]string{{"pending"}, {"status"}, {"describe", "forgotten"}, {"check"}} {
+		r := run(t, newAccess(t, objects...), args...)
+		if !strings.Contains(r.stdout, "forgotten") || strings.Contains(r.stdout, "another") || strings.Contains(r.stdout, "decided") {
+			t.Errorf("%q: %+v", args, r)
+		}
+		if args[0] != "check" && !strings.Contains(r.stdout, ReasonNoEvidence) {
+			t.Errorf("%q: %+v", args, r)
+		}
+	}
+	if r := run(t, newAccess(t, objects...), "describe", "forgotten"); !strings.Contains(r.stdout, "is kubelet-authenticator switched on there?") {
+		t.Errorf("%+v", r)
+	}
+	if r := run(t, newAccess(t, objects...), "pending", "-o", "inventory"); strings.Contains(r.stdout, "forgotten") {
+		t.Errorf("%+v", r)
+	}
+}
+
+// A namespace that does not exist is not an empty one.
+func TestStatusOfNoNamespace(t *testing.T) {
+	if r := run(t, newAccess(t), "status"); r.code != codeNotFound || !strings.Contains(r.stderr, `there is no namespace "node-attestation-system"`) {
+		t.Errorf("%+v", r)
+	}
+	if r := run(t, newAccess(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: defaultNamespace}}), "status"); r.code != 0 {
+		t.Errorf("%+v", r)
+	}
+}
+
+// An EK that another node's record has is named, and an EK without a template leaves no gap.
+func TestDescribeNamesTheOtherRecord(t *testing.T) {
+	record := newRecord("worker-1", 1)
+	record.Spec.EK.Template = ""
+	denied := ends(newHello("node-csr-1", "worker-2", "", 1, ""), certificatesv1.CertificateDenied, "IdentityBound", "record: x")
+	r := run(t, newAccess(t, record, denied), "describe", "worker-2")
+	if r.code != 0 || !strings.Contains(r.stdout, "which the record of node worker-1 has") {
+		t.Errorf("%+v", r)
+	}
+	if r = run(t, newAccess(t, record, denied), "describe", "worker-1"); strings.Contains(r.stdout, "(, ") || !strings.Contains(r.stdout, " (named by ") {
+		t.Errorf("%+v", r)
+	}
+}
+
+// A row says whether the node has a certificate that API servers accept.
+func TestStateOfANode(t *testing.T) {
+	for want, change := range map[recordState]func(*v1alpha1.NodeAttestation){
+		nodeAttested: func(*v1alpha1.NodeAttestation) {},
+		nodeRevoked: func(r *v1alpha1.NodeAttestation) {
+			r.Status.Certificates[0].Revoked = true
+			r.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionRevoked, Status: metav1.ConditionTrue, Message: "key leaked"}}
+		},
+		nodeSuspended: func(r *v1alpha1.NodeAttestation) { r.Status.Suspension = &v1alpha1.AppliedSuspension{Reason: "stolen"} },
+		nodeExpired:   func(r *v1alpha1.NodeAttestation) { r.Status.Certificates[0].NotAfter = metav1.NewTime(now) },
+		nodeAdmitted:  func(r *v1alpha1.NodeAttestation) { r.Status.Certificates = nil },
+	} {
+		record := newRecord("worker-1", 1)
+		change(record)
+		s, err := newAccess(t, record).status(t.Context(), "", now)
+		if err != nil || s.Nodes[0].State != want {
+			t.Errorf("%s: %+v, %v", want, s.Nodes, err)
+		}
+		if wantReason := map[recordState]string{nodeRevoked: "CertificateRevoked", nodeSuspended: "MachineSuspended"}[want]; wantReason != "" && s.Nodes[0].Reason != wantReason {
+			t.Errorf("%s: %+v", want, s.Nodes[0])
+		}
 	}
 }
 
@@ -433,6 +513,34 @@ func TestAuditModeWarns(t *testing.T) {
 	}
 }
 
+// In audit mode the release's policies keep every node out. That is a failure, with a remedy.
+func TestPoliciesInAuditModeFail(t *testing.T) {
+	meta := metav1.ObjectMeta{Namespace: defaultNamespace, Name: configMapName}
+	objects := []client.Object{&corev1.ConfigMap{ObjectMeta: meta, Data: map[string]string{configKey: goodConfig + "audit: true\n"}}, &appsv1.Deployment{ObjectMeta: meta}}
+	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(packaging.Policies), 4096)
+	for {
+		object := &unstructured.Unstructured{}
+		err := decoder.Decode(object)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if object.Object != nil {
+			objects = append(objects, object)
+		}
+	}
+	report, err := (&examination{now: now, access: newAccess(t, objects...)}).run(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	policies := report.Checks[slices.IndexFunc(report.Checks, func(r Result) bool { return r.Name == "policies" })]
+	if policies.Status != stateFailure || !strings.Contains(policies.Message, "no node gets a certificate") || !strings.Contains(policies.Remedy, "kubectl delete --filename=packaging/kubernetes/policies.yaml") {
+		t.Errorf("%+v", policies)
+	}
+}
+
 // What goes wrong before any command has its exit code, and says what can be done.
 func TestErrors(t *testing.T) {
 	empty := filepath.Join(t.TempDir(), "kubeconfig")
@@ -501,7 +609,7 @@ func TestFloodIsBounded(t *testing.T) {
 	for i := range requests {
 		requests[i] = Request{Name: fmt.Sprint(i), State: "Pending", NodeName: fmt.Sprintf("a-%04d", i)}
 	}
-	s.fill([]v1alpha1.NodeAttestation{*newRecord("zzz", 1)}, requests)
+	s.fill([]v1alpha1.NodeAttestation{*newRecord("zzz", 1)}, requests, now)
 	if len(s.Nodes) != 1+maxClaims || s.Omitted != 2000-maxClaims || s.Nodes[0].Node != "zzz" {
 		t.Errorf("%d, %d omitted, first %s", len(s.Nodes), s.Omitted, s.Nodes[0].Node)
 	}

@@ -13,7 +13,6 @@ import (
 
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
@@ -29,6 +28,9 @@ type Description struct {
 	// Omitted counts the older requests and Events that are not in History.
 	Omitted    Omitted  `json:"omitted,omitzero"`
 	Incomplete []string `json:"incomplete,omitempty"`
+
+	// elsewhere has the nodes of other records, by their endorsement keys.
+	elsewhere map[string]string
 }
 
 // Omitted counts what is not shown.
@@ -91,11 +93,18 @@ can create such an Event: do not act on a claim alone. Requests and Events vanis
 }
 
 func (a *access) describe(ctx context.Context, node string, now time.Time) (*Description, error) {
-	records, err := a.readRecords(ctx, client.MatchingFields{v1alpha1.FieldNodeName: node})
+	all, err := a.readRecords(ctx)
 	if err != nil {
 		return nil, err
 	}
-	d := &Description{Node: node, Records: records, History: []Happening{}}
+	d := &Description{Node: node, Records: []v1alpha1.NodeAttestation{}, History: []Happening{}, elsewhere: map[string]string{}}
+	for i := range all {
+		if r := &all[i]; r.Spec.NodeName == node {
+			d.Records = append(d.Records, *r)
+		} else if r.Spec.EK != nil {
+			d.elsewhere[r.Spec.EK.Fingerprint] = r.Spec.NodeName
+		}
+	}
 	note := func(what string, err error) {
 		if err != nil {
 			d.Incomplete = append(d.Incomplete, sprintf("%s: %v", what, err))
@@ -105,7 +114,7 @@ func (a *access) describe(ctx context.Context, node string, now time.Time) (*Des
 	note("requests", err)
 	events, err := readEvents(ctx, a.nodes, clusterEvents, now)
 	note("Events", err)
-	if len(records) > 0 {
+	if len(d.Records) > 0 {
 		more, err := readEvents(ctx, a.records, a.namespace, now)
 		note("Events of the record", err)
 		events = append(events, more...)
@@ -184,7 +193,9 @@ func (d *Description) addRequest(r *Request) {
 	if r.hello {
 		kind = "hello"
 	}
-	if ek := r.fingerprint(); ek != "" {
+	if ek := r.fingerprint(); d.elsewhere[ek] != "" {
+		d.add(r.Created, fromRequest, r.Name, "%s filed by %s with EK %s, which the record of node %s has", kind, r.Requester, short(ek), d.elsewhere[ek])
+	} else if ek != "" {
 		d.add(r.Created, fromRequest, r.Name, "%s filed by %s with EK %s", kind, r.Requester, short(ek))
 	} else {
 		d.add(r.Created, fromRequest, r.Name, "%s filed by %s", kind, r.Requester)
@@ -254,11 +265,11 @@ func (d *Description) printRecord(r *v1alpha1.NodeAttestation, line func(name, f
 	}
 	line("Provider", "%s", r.Spec.Provider)
 	if ek := r.Spec.EK; ek != nil {
-		source := "no source"
-		if ek.Source != "" {
-			source = ek.Source
+		details := "named by " + cmp.Or(ek.Source, "no source")
+		if ek.Template != "" {
+			details = ek.Template + ", " + details
 		}
-		line("EK", "%s (%s, named by %s)", ek.Fingerprint, ek.Template, source)
+		line("EK", "%s (%s)", ek.Fingerprint, details)
 	}
 	if at := r.Status.LastAttested; at != nil {
 		line("Attested", "%s (%s ago)", at.UTC().Format(time.RFC3339), age(at.Time, now))

@@ -24,7 +24,7 @@ func (i *invocation) pendingCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "pending [NODE...]",
 		Short: "List the requests that wait, and why; with -o inventory, as entries for the inventory",
-		Long: `List the requests that wait, the newest of each node name and endorsement key. The API server vouches for REQUESTER and AGE.
+		Long: `List the requests that wait, the newest of each node name and endorsement key. The API server vouches for REQUESTER and WAITING.
 The rest is what the requester claims, or the controller's answer.
 
 With -o inventory it prints entries for the inventory, of the machines that no source of machines names. To list a machine is to

@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/hex"
+	"encoding/pem"
 	"maps"
 	"slices"
 	"strings"
@@ -124,6 +125,8 @@ func (a *access) readRequests(ctx context.Context, now time.Time) ([]Request, er
 				for i := range page.Items {
 					if claim, ours := rules.ParseClaim(&page.Items[i]); ours {
 						all = append(all, newRequest(&page.Items[i], claim, now))
+					} else if r, waits := withoutEvidence(&page.Items[i]); waits {
+						all = append(all, r)
 					}
 				}
 			}, client.MatchingFields{"spec.signerName": signer})
@@ -139,6 +142,37 @@ func (a *access) readRequests(ctx context.Context, now time.Time) ([]Request, er
 		return strings.Compare(a.Name, b.Name)
 	})
 	return all, nil
+}
+
+// ReasonNoEvidence is the reason of a request that a kubelet made by itself. The controller decides
+// on it only if its node is in unattestedNodes.
+const ReasonNoEvidence = "NoEvidence"
+
+const noEvidence = "a kubelet requests by itself, without evidence: is kubelet-authenticator switched on there? Run kubelet-authenticator doctor on the node"
+
+// withoutEvidence returns a pending request of a kubelet for its client certificate that has no
+// evidence of any provider. It returns false for any other request.
+func withoutEvidence(object *certificatesv1.CertificateSigningRequest) (Request, bool) {
+	if object.Spec.SignerName != builtinSigner || state.Of(object) != state.Pending {
+		return Request{}, false
+	}
+	r := Request{
+		Name: text.Cut(object.Name, maxMessage), Signer: object.Spec.SignerName, Requester: text.Cut(object.Spec.Username, maxName), Created: object.CreationTimestamp,
+		State: state.Pending.String(), Reason: ReasonNoEvidence, Message: noEvidence, uid: string(object.UID),
+	}
+	if waiting, err := attestation.ParseWaiting(object.Annotations[attestation.AnnotationWaiting]); err == nil {
+		r.Reason, r.Message = waiting.Reason, waiting.Text
+	}
+	block, rest := pem.Decode(object.Spec.Request)
+	if evidence, _ := pem.Decode(rest); evidence != nil {
+		return Request{}, false
+	}
+	if block != nil {
+		if request, err := x509.ParseCertificateRequest(block.Bytes); err == nil {
+			r.NodeName = text.Cut(strings.TrimPrefix(request.Subject.CommonName, "system:node:"), maxName)
+		}
+	}
+	return r, true
 }
 
 // newRequest returns the shown parts of a request.

@@ -10,8 +10,12 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
@@ -30,7 +34,9 @@ type Status struct {
 type NodeStatus struct {
 	Node string `json:"node"`
 	// Claimed says that there is no record: node name and EK are what a request claims.
-	Claimed bool                       `json:"claimed,omitempty"`
+	Claimed bool `json:"claimed,omitempty"`
+	// State sums up the record: Claimed if there is none.
+	State   recordState                `json:"state"`
 	Record  string                     `json:"record,omitempty"`
 	Machine *v1alpha1.MachineReference `json:"machine,omitempty"`
 	EK      string                     `json:"ek,omitempty"`
@@ -50,14 +56,49 @@ type NodeStatus struct {
 	problem bool
 }
 
+// recordState says what a record means for its node. Its names are part of the output.
+type recordState string
+
+const (
+	// nodeAttested: the node has a valid certificate.
+	nodeAttested recordState = "Attested"
+	// nodeExpired: its last certificate has ended.
+	nodeExpired recordState = "Expired"
+	// nodeRevoked: its newest certificate is revoked. It gets the next one if it attests.
+	nodeRevoked recordState = "Revoked"
+	// nodeSuspended: the machine gets no certificate until an operator resumes it.
+	nodeSuspended recordState = "Suspended"
+	// nodeAdmitted: it has a record, and no certificate yet.
+	nodeAdmitted recordState = "Admitted"
+	// nodeClaimed: it has no record.
+	nodeClaimed recordState = "Claimed"
+)
+
+func stateOf(r *v1alpha1.NodeAttestation, expires *metav1.Time, now time.Time) recordState {
+	switch {
+	case r.Status.Suspension != nil:
+		return nodeSuspended
+	case meta.IsStatusConditionTrue(r.Status.Conditions, v1alpha1.ConditionRevoked):
+		return nodeRevoked
+	case expires == nil:
+		return nodeAdmitted
+	case !now.Before(expires.Time):
+		return nodeExpired
+	}
+	return nodeAttested
+}
+
 func (i *invocation) statusCommand() *cobra.Command {
 	var format *output
 	c := &cobra.Command{
 		Use:   "status [NODE]",
-		Short: "Show each node: machine, endorsement key, expiry, last reason, waiting since",
+		Short: "Show each node: state, machine, endorsement key, expiry, last reason, waiting since",
 		Long: `Show each node that has a record, and each that asks for its first certificate. A line with a machine is the record's: REASON is what the
 record says, or a request that the node filed with its own certificate. A line without one (MACHINE is <none>) is a claim: anyone with a bootstrap
-token can file a request with any node name and endorsement key (EK).`,
+token can file a request with any node name and endorsement key (EK).
+
+STATE is Attested (has a valid certificate), Expired, Revoked (the newest certificate), Suspended (the machine gets none), Admitted (has a record
+and no certificate yet) or Claimed (has no record).`,
 		Example: `  kubectl attest status
   kubectl attest status worker-7 -o yaml`,
 		Args:              cobra.MaximumNArgs(1),
@@ -74,6 +115,9 @@ token can file a request with any node name and endorsement key (EK).`,
 			if err != nil {
 				return err
 			}
+			if len(args)+len(status.Nodes) == 0 && a.namespaceIsMissing(c.Context()) {
+				return &failure{codeNotFound, "--namespace is that of the records, with Cluster API that of the Cluster", fmt.Errorf("there is no namespace %q", a.namespace)}
+			}
 			if err := i.printStatus(status, format.format); err != nil {
 				return err
 			}
@@ -85,6 +129,11 @@ token can file a request with any node name and endorsement key (EK).`,
 	}
 	format = outputFlag(c)
 	return c
+}
+
+// namespaceIsMissing reports whether the namespace of the records is known not to exist.
+func (a *access) namespaceIsMissing(ctx context.Context) bool {
+	return apierrors.IsNotFound(a.records.Get(ctx, client.ObjectKey{Name: a.namespace}, &corev1.Namespace{}))
 }
 
 func notFound(node string) error {
@@ -106,17 +155,17 @@ func (a *access) status(ctx context.Context, node string, now time.Time) (*Statu
 		records = slices.DeleteFunc(records, func(r v1alpha1.NodeAttestation) bool { return r.Spec.NodeName != node })
 		requests = slices.DeleteFunc(requests, func(r Request) bool { return r.NodeName != node })
 	}
-	s.fill(records, requests)
+	s.fill(records, requests, now)
 	return s, nil
 }
 
 // fill joins records and requests. A record's line has only the request that the record names, and
 // requests that the node filed with its certificate. All others are claims: the EK of a hello is
 // public, so anyone with a bootstrap token can file a copy of a hello.
-func (s *Status) fill(records []v1alpha1.NodeAttestation, requests []Request) {
+func (s *Status) fill(records []v1alpha1.NodeAttestation, requests []Request, now time.Time) {
 	known, named := map[[2]string]int{}, map[string]int{}
 	for i := range records {
-		n := recorded(&records[i])
+		n := recorded(&records[i], now)
 		known[[2]string{n.Node, n.EK}] = len(s.Nodes)
 		if accepted := records[i].Status.Request; accepted != nil {
 			named[string(accepted.UID)] = len(s.Nodes)
@@ -138,7 +187,7 @@ func (s *Status) fill(records []v1alpha1.NodeAttestation, requests []Request) {
 	}
 	claims, s.Omitted = share(claims, maxClaims)
 	for _, r := range claims {
-		n := NodeStatus{Node: r.NodeName, Claimed: true, EK: r.fingerprint()}
+		n := NodeStatus{Node: r.NodeName, Claimed: true, State: nodeClaimed, EK: r.fingerprint()}
 		n.add(r)
 		s.Nodes = append(s.Nodes, n)
 	}
@@ -152,15 +201,18 @@ func (s *Status) fill(records []v1alpha1.NodeAttestation, requests []Request) {
 	})
 }
 
-func recorded(r *v1alpha1.NodeAttestation) NodeStatus {
+func recorded(r *v1alpha1.NodeAttestation, now time.Time) NodeStatus {
 	n := NodeStatus{Node: r.Spec.NodeName, Record: r.Namespace + "/" + r.Name, Machine: &r.Spec.Machine, LastAttested: r.Status.LastAttested}
 	if r.Spec.EK != nil {
 		n.EK = r.Spec.EK.Fingerprint
 	}
 	n.Expires = expiry(r)
+	n.State = stateOf(r, n.Expires, now)
 	switch {
 	case r.Status.Suspension != nil:
 		n.Reason, n.Message, n.problem = v1alpha1.ReasonSuspended, r.Status.Suspension.Reason, true
+	case n.State == nodeRevoked:
+		n.Reason, n.Message, n.problem = v1alpha1.ReasonRevoked, meta.FindStatusCondition(r.Status.Conditions, v1alpha1.ConditionRevoked).Message, true
 	case r.Status.EKReplaced != nil:
 		n.Reason, n.Message, n.problem = v1alpha1.ReasonEKReplaced, "the source of the EK names another one for the machine", true
 	case r.Status.LastAttested != nil:
@@ -211,9 +263,9 @@ func (i *invocation) printStatus(s *Status, format string) error {
 		if n.WaitingSince != nil {
 			waiting = age(n.WaitingSince.Time, i.now)
 		}
-		rows = append(rows, []any{n.Node, machine, short(n.EK), expires, n.Reason, waiting})
+		rows = append(rows, []any{n.Node, n.State, machine, short(n.EK), expires, n.Reason, waiting})
 	}
-	return printTable(i.Stdout, []any{"NODE", "MACHINE", "EK", "EXPIRES", "REASON", "WAITING"}, rows)
+	return printTable(i.Stdout, []any{"NODE", "STATE", "MACHINE", "EK", "EXPIRES", "REASON", "WAITING"}, rows)
 }
 
 // warnIncomplete warns of missing parts of the output.

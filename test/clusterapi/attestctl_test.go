@@ -35,7 +35,7 @@ func (c *cluster) attest(t *testing.T, args ...string) (stdout, stderr string, c
 func (c *cluster) operated(t *testing.T, nodes ...string) {
 	t.Helper()
 	stdout, stderr, code := c.attest(t, "status")
-	if code != 0 || strings.Count(stdout, "Attested") != len(nodes) || stderr != "" {
+	if code != 0 || strings.Count(stdout, " Attested ") != 2*len(nodes) || stderr != "" {
 		t.Errorf("exit code %d:\n%s%s", code, stdout, stderr)
 	}
 	for _, node := range nodes {

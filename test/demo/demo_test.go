@@ -68,7 +68,7 @@ func TestDemoIsKept(t *testing.T) {
 		t.Fatalf("%q: %q", export, commands)
 	}
 	plugin := map[string]string{
-		"kubectl attest status": `(?m)^` + node + ` .* Attested `, "kubectl attest pending": `^no request waits\n$`, "kubectl attest check": `(?m)^kubectl-attest: 1 checks failed: controller$`,
+		"kubectl attest status": `(?m)^` + node + ` .* Attested `, "kubectl attest pending": `(?m) NoEvidence `, "kubectl attest check": `(?m)^kubectl-attest: 1 check failed: controller$`,
 	}
 	for _, command := range commands {
 		// An editor that changes nothing, and a log that is not followed for ever.

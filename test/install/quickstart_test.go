@@ -18,7 +18,7 @@ const worker = "worker-1"
 
 // attested is the line of kubectl attest status for a worker with a record: Node and machine have
 // the same name.
-var attested = regexp.MustCompile(`(?m)^` + worker + ` +` + worker + ` +[0-9a-f]{12} .* Attested `)
+var attested = regexp.MustCompile(`(?m)^` + worker + ` +Attested +` + worker + ` +[0-9a-f]{12} .* Attested `)
 
 // Each command of docs/quickstart.md after "You have a cluster" is typed as it stands there. There
 // are seven, as the document says, and three to look. At the end there is a node that has attested,

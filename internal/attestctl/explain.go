@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package attestctl
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/docs"
+)
+
+// Explanation is the output of the command explain: a row of docs/reasons.md.
+type Explanation struct {
+	Reason  string `json:"reason"`
+	Meaning string `json:"meaning"`
+	Remedy  string `json:"remedy"`
+}
+
+func (i *invocation) explainCommand() *cobra.Command {
+	var format *output
+	c := &cobra.Command{
+		Use:   "explain [REASON]",
+		Short: "Say what a reason means and what to do; without one, list all reasons",
+		Long: `Say what a reason of a condition, an Event or a denied request means, and what to do. Without a reason, list all of them.
+
+It asks no cluster: the texts are those of docs/reasons.md of this release.`,
+		Example: `  kubectl attest explain ProviderIDMismatch`,
+		Args:    cobra.MaximumNArgs(1),
+		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+			var names []string
+			for _, e := range explanations() {
+				names = append(names, e.Reason+"\t"+e.Meaning)
+			}
+			return names, cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(_ *cobra.Command, args []string) error {
+			if err := format.check(); err != nil {
+				return err
+			}
+			all := explanations()
+			if len(args) == 0 {
+				return i.printExplanations(all, format.format)
+			}
+			at := slices.IndexFunc(all, func(e Explanation) bool { return strings.EqualFold(e.Reason, args[0]) })
+			if at < 0 {
+				return &failure{codeNotFound, "kubectl attest explain lists all reasons" + similar(all, args[0]), fmt.Errorf("no reason %.64q", args[0])}
+			}
+			if format.format != "" {
+				return i.print(format.format, all[at])
+			}
+			_, err := fmt.Fprintf(i.Stdout, "%s\n  meaning: %s\n  what to do: %s\n", all[at].Reason, all[at].Meaning, all[at].Remedy)
+			return err
+		},
+	}
+	format = outputFlag(c)
+	return c
+}
+
+func (i *invocation) printExplanations(all []Explanation, format string) error {
+	if format != "" {
+		return i.print(format, all)
+	}
+	for _, e := range all {
+		if _, err := fmt.Fprintln(i.Stdout, e.Reason); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// similar names reasons that have a name in common with what was typed.
+func similar(all []Explanation, typed string) string {
+	var names []string
+	for _, e := range all {
+		if reason, part := strings.ToLower(e.Reason), strings.ToLower(typed); part != "" && (strings.Contains(reason, part) || strings.Contains(part, reason)) {
+			names = append(names, e.Reason)
+		}
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	return "; similar ones: " + strings.Join(names, ", ")
+}
+
+var (
+	reasonRow = regexp.MustCompile(`^\| (\w+) \| (.*) \| (.*) \|$`)
+	pageLink  = regexp.MustCompile(`\[([^\]]*)\]\(([^)]*)\)`)
+)
+
+// explanations returns the rows of the tables in docs/reasons.md that begin with a reason, sorted.
+func explanations() (all []Explanation) {
+	inTable := false
+	for line := range strings.Lines(docs.Reasons) {
+		row := reasonRow.FindStringSubmatch(strings.TrimSuffix(line, "\n"))
+		switch {
+		case row == nil:
+			inTable = inTable && strings.HasPrefix(line, "|")
+		case row[1] == "reason":
+			inTable = true
+		case inTable:
+			all = append(all, Explanation{row[1], plainText(row[2]), plainText(row[3])})
+		}
+	}
+	slices.SortFunc(all, func(a, b Explanation) int { return strings.Compare(a.Reason, b.Reason) })
+	return all
+}
+
+// plainText writes a link as its text and its page.
+func plainText(markdown string) string {
+	return pageLink.ReplaceAllStringFunc(markdown, func(link string) string {
+		parts := pageLink.FindStringSubmatch(link)
+		page := parts[2]
+		if strings.HasPrefix(page, "#") {
+			page = "reasons.md" + page
+		}
+		return parts[1] + " (docs/" + page + ")"
+	})
+}
