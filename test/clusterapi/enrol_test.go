@@ -48,7 +48,7 @@ func TestEnrolmentAndRenewal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.start(t, shortLived)
+	controller := w.start(t, shortLived)
 	for name, annotated := range map[string]func(*machine){"on-machine": nil, "on-infra": onInfra} {
 		t.Run(name, func(t *testing.T) {
 			m := c.newMachine(t, name, annotated)
@@ -72,6 +72,10 @@ func TestEnrolmentAndRenewal(t *testing.T) {
 			}
 			m.reported(t, m.remembered(t))
 		})
+	}
+	served, err := controller.Metrics(t.Context())
+	if err != nil || !strings.Contains(served, "\nnode_attestation_controller_build_info{") || !strings.Contains(served, `node_attestation_records{cluster="`+w.namespace+`/workload"} 2`) {
+		t.Errorf("%v\n%s", err, served)
 	}
 	c.actedAsUser(t, mark)
 	c.operated(t, "on-machine", "on-infra")

@@ -126,7 +126,7 @@ or SIGINT.`,
 		i.logFormat.apply(i.Stderr, verbosity)
 		return err
 	}
-	root.AddCommand(i.versionCommand(), i.verifyCommand(), i.inventoryCommand())
+	root.AddCommand(i.versionCommand(), i.verifyCommand(), i.inventoryCommand(), i.configCommand())
 	return root
 }
 
@@ -165,6 +165,47 @@ func (i *invocation) settings() (*config.Settings, error) {
 		return nil, misconfigured(fmt.Errorf("configuration file %s: %w", i.file, err))
 	}
 	return settings, nil
+}
+
+func (i *invocation) configCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "config",
+		Short: "Check a configuration file, offline",
+		Args:  noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			return usage(fmt.Errorf("%s needs a command", c.CommandPath()))
+		},
+	}
+	c.AddCommand(&cobra.Command{
+		Use:   "check [FILE]",
+		Short: "Check a configuration file as the controller reads it, without a cluster",
+		Long: `Check a configuration file as the controller reads it, without a cluster. Objects that the file names, such as the inventory, are not
+read: see inventory check, and kubectl attest check.
+
+It exits with 0 if the controller would start, and with 10 if it would not.`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return usage(errors.New("name one file"))
+			}
+			return nil
+		},
+		RunE: func(_ *cobra.Command, args []string) error {
+			if len(args) == 1 {
+				i.file = args[0]
+			}
+			settings, err := i.settings()
+			if err != nil {
+				return err
+			}
+			mode := "it enforces"
+			if settings.Config().Audit {
+				mode = "it audits, and changes no request"
+			}
+			_, err = fmt.Fprintf(i.Stdout, "%s: the controller would start: %s\n", i.file, mode)
+			return err
+		},
+	})
+	return c
 }
 
 func (i *invocation) checkManagement(settings *config.Settings) error {

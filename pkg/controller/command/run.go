@@ -58,6 +58,9 @@ func (i *invocation) run(cmd *cobra.Command, _ []string) error {
 	}
 	logger := klog.Background()
 	ctrl.SetLogger(logger)
+	if err := telemetry.RegisterBuildInfo(i.Version, i.Commit); err != nil {
+		return err
+	}
 	decisions, err := i.openDecisionLog(settings, logger)
 	if err != nil {
 		return err
