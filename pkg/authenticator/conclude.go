@@ -5,7 +5,9 @@ package authenticator
 import (
 	"errors"
 	"fmt"
+	"strings"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
@@ -64,9 +66,9 @@ func (e *enrolment) check(decision csr.Decision) (*cache.Pair, error) {
 			return nil, e.noCommonVersion(decision)
 		}
 		if decision.Reason == attestation.ReasonSuspended {
-			return nil, why(MachineSuspended, "denied", suspendedHint)
+			return nil, why(MachineSuspended, "denied", nodeaccess.SuspendedRemedy)
 		}
-		hint := "ask the operator of the approver; a new request follows after a pause"
+		hint := explainHint(decision.Reason, "approver")
 		if decision.Reason == attestation.ReasonNodeRegistered {
 			hint = fmt.Sprintf("if this machine is that node and its record was lost, delete the Node: kubectl delete node %s; a new request follows after a pause", pending.NodeName)
 		}
@@ -76,12 +78,27 @@ func (e *enrolment) check(decision csr.Decision) (*cache.Pair, error) {
 		}
 		return nil, denied
 	case csr.Failed:
-		return nil, why(requestFailed, "failed", "ask the operator of the signer; a new request follows after a pause")
+		return nil, why(requestFailed, "failed", explainHint(decision.Reason, "signer"))
 	case csr.Issued:
 		return e.checkIssued(decision.Certificate)
 	default:
 		return nil, fmt.Errorf("CertificateSigningRequest %s: unknown outcome %d", name, decision.Outcome)
 	}
+}
+
+// explainHint names the command that explains a reason of node-attestation-controller. Another
+// approver or signer may have decided, with a reason of its own.
+func explainHint(reason, decider string) string {
+	hint := "ask the operator of the " + decider
+	if isWord(reason) {
+		hint += "; kubectl attest explain " + reason + " says what a reason of node-attestation-controller means"
+	}
+	return hint + "; a new request follows after a pause"
+}
+
+// isWord reports whether a text can be typed into a shell as it is.
+func isWord(s string) bool {
+	return s != "" && !strings.ContainsFunc(s, func(r rune) bool { return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') })
 }
 
 const versionHint = "bring the plugin and the controller to releases that have a version in common"

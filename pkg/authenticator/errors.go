@@ -92,8 +92,6 @@ func classifyProviderError(p provider.Provider, what string, err error) error {
 	return failure
 }
 
-const suspendedHint = "ask the operator why the machine is suspended; after kubectl attest resume, the plugin requests a certificate again"
-
 // classifyAPIError returns the Failure for an error of a call to the API server. credential
 // describes the credential of that call.
 func classifyAPIError(err error, credential string) *Failure {
@@ -113,14 +111,15 @@ func classifyAPIError(err error, credential string) *Failure {
 	case apierrors.IsUnauthorized(err):
 		return &Failure{bootstrapRefused, "create a new bootstrap token (kubeadm token create), or check that the kubeconfig is for this cluster",
 			fmt.Errorf("%w (credential: %s)", err, credential)}
-	case apierrors.IsForbidden(err) && strings.Contains(err.Error(), attestation.MessageSuspended):
-		return &Failure{MachineSuspended, suspendedHint, fmt.Errorf("%w (credential: %s)", err, credential)}
-	case apierrors.IsForbidden(err) && strings.Contains(err.Error(), attestation.MessageRevoked):
-		return &Failure{CertificateRevoked, "check that signerName is one that node-attestation-controller signs for: a revoked certificate may only request from those",
-			fmt.Errorf("%w (credential: %s)", err, credential)}
 	case apierrors.IsForbidden(err):
-		return &Failure{apiRefused, "bind the credential's group to the ClusterRole system:node-bootstrapper, or to another one that may create, get, list and watch certificatesigningrequests",
-			fmt.Errorf("%w (credential: %s)", err, credential)}
+		reason := apiRefused
+		switch {
+		case strings.Contains(err.Error(), attestation.MessageSuspended):
+			reason = MachineSuspended
+		case strings.Contains(err.Error(), attestation.MessageRevoked):
+			reason = CertificateRevoked
+		}
+		return &Failure{reason, nodeaccess.RefusedRemedy(err.Error()), fmt.Errorf("%w (credential: %s)", err, credential)}
 	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err), apierrors.IsNotFound(err), apierrors.IsMethodNotSupported(err), apierrors.IsRequestEntityTooLargeError(err):
 		return &Failure{apiRefused, "run with --dry-run to see the API server's answer to the request", err}
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:

@@ -36,8 +36,6 @@ const (
 	warnSkew, failSkew = 30 * time.Second, 5 * time.Minute
 
 	csrPath = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
-	// grantRemedy is for a credential that lacks a right.
-	grantRemedy = "bind its group to the ClusterRole node-attestation-requester, or to system:node-bootstrapper"
 )
 
 // call makes one request. It ends a watch as soon as it is known whether that is allowed.
@@ -402,7 +400,7 @@ func checkCreate(ctx context.Context, e *examination) finding {
 		}
 		switch {
 		case result.status == http.StatusForbidden:
-			findings = append(findings, failure(grantRemedy, "with %s, under %s: refused (403): %s", a.credential, signer, result.says()))
+			findings = append(findings, failure(nodeaccess.RefusedRemedy(result.says()), "with %s, under %s: refused (403): %s", a.credential, signer, result.says()))
 		case result.status != http.StatusCreated:
 			findings = append(findings, failure("see what is refused with --dry-run, and the cluster's admission policies", "with %s, under %s: refused (%d): %s", a.credential, signer, result.status, result.says()))
 		}
@@ -429,11 +427,11 @@ func checkWatch(ctx context.Context, e *examination) finding {
 	case watches && gets:
 		return ok("with %s: both are allowed", a.credential)
 	case watches:
-		return warning(grantRemedy, "with %s: get is refused (%d): the plugin cannot find a request again whose answer was lost: %s", a.credential, get.status, get.says())
+		return warning(nodeaccess.RefusedRemedy(get.says()), "with %s: get is refused (%d): the plugin cannot find a request again whose answer was lost: %s", a.credential, get.status, get.says())
 	case gets:
-		return warning(grantRemedy, "with %s: watch is refused (%d): the plugin polls every few seconds instead: %s", a.credential, watch.status, watch.says())
+		return warning(nodeaccess.RefusedRemedy(watch.says()), "with %s: watch is refused (%d): the plugin polls every few seconds instead: %s", a.credential, watch.status, watch.says())
 	}
-	return failure(grantRemedy, "with %s: neither watch (%d) nor get (%d) is allowed: %s", a.credential, watch.status, get.status, watch.says())
+	return failure(nodeaccess.RefusedRemedy(watch.says()), "with %s: neither watch (%d) nor get (%d) is allowed: %s", a.credential, watch.status, get.status, watch.says())
 }
 
 // roles are the ClusterRoles with which kube-controller-manager approves requests without

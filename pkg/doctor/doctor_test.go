@@ -159,8 +159,9 @@ func TestWaysAroundAttestation(t *testing.T) {
 			m.run("--bootstrap-kubeconfig="+m.bootstrap, "--kubeconfig="+m.conf, "--config="+m.kubeletConfig, "--hostname-override="+nodeName)
 			m.writeOverwritten() // kubeadm has deleted the bootstrap kubeconfig
 			m.writeDropIn()
-		}, with(fresh, "kubelet-bootstrap", Failure, "kubelet-rotation", Failure, "kubelet-kubeconfig", Failure, "kubelet-exec", Skipped, "bootstrap-kubeconfig", Failure,
-			"bootstrap-credential", Skipped, "csr-create", Skipped, "csr-watch", Skipped, "signer", Skipped, "api-server", Skipped, "clock", Skipped), nil},
+		}, with(fresh, "configuration", Failure, "kubelet-bootstrap", Failure, "kubelet-rotation", Failure, "kubelet-kubeconfig", Failure, "kubelet-exec", Skipped, "bootstrap-kubeconfig", Failure,
+			"bootstrap-credential", Skipped, "csr-create", Skipped, "csr-watch", Skipped, "signer", Skipped, "api-server", Skipped, "clock", Skipped),
+			[]string{"configuration: there is no file", "kubelet-bootstrap: see configuration", "kubelet-kubeconfig: see configuration"}},
 		"f: the bootstrap kubeconfig was deleted before there was a certificate": {func(m *machine) { m.remove(m.certs.Path()) },
 			with(fresh, "bootstrap-kubeconfig", Failure, "bootstrap-credential", Skipped, "csr-create", Skipped, "csr-watch", Skipped, "signer", Skipped),
 			[]string{"bootstrap-kubeconfig: there is no usable certificate", "api-server: answers"}},
@@ -537,9 +538,12 @@ func TestTheAPIServer(t *testing.T) {
 		"clock 1 min behind": {func(m *machine) { m.now = func() time.Time { return time.Now().Add(-time.Minute) } }, map[string]Status{"clock": Warning}, nil},
 		"clock 20 s ahead":   {func(m *machine) { m.now = func() time.Time { return time.Now().Add(20 * time.Second) } }, nil, nil},
 		"create forbidden":   {func(m *machine) { m.replies["POST "+csrPath] = forbidden }, map[string]Status{"csr-create": Failure}, []string{"csr-create: 403", "csr-create: node-attestation-requester"}},
-		"create refused":     {func(m *machine) { m.replies["POST "+csrPath] = reply{422, `{"message":"admission says no"}`} }, map[string]Status{"csr-create": Failure}, []string{"csr-create: admission says no"}},
-		"watch forbidden":    {func(m *machine) { m.replies["GET "+csrPath+"?watch"] = forbidden }, map[string]Status{"csr-watch": Warning}, nil},
-		"get forbidden":      {func(m *machine) { m.replies["GET "+csrPath+"/"] = forbidden }, map[string]Status{"csr-watch": Warning}, nil},
+		"create by a suspended machine": {func(m *machine) {
+			m.replies["POST "+csrPath] = reply{403, `{"message":"forbidden: ValidatingAdmissionPolicy 'p' with binding 'p' denied request: ` + attestation.MessageSuspended + `"}`}
+		}, map[string]Status{"csr-create": Failure}, []string{"csr-create: kubectl attest resume"}},
+		"create refused":  {func(m *machine) { m.replies["POST "+csrPath] = reply{422, `{"message":"admission says no"}`} }, map[string]Status{"csr-create": Failure}, []string{"csr-create: admission says no"}},
+		"watch forbidden": {func(m *machine) { m.replies["GET "+csrPath+"?watch"] = forbidden }, map[string]Status{"csr-watch": Warning}, nil},
+		"get forbidden":   {func(m *machine) { m.replies["GET "+csrPath+"/"] = forbidden }, map[string]Status{"csr-watch": Warning}, nil},
 		"both forbidden": {func(m *machine) {
 			m.replies["GET "+csrPath+"?watch"], m.replies["GET "+csrPath+"/"] = forbidden, forbidden
 		}, map[string]Status{"csr-watch": Failure}, nil},

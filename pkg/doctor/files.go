@@ -48,6 +48,10 @@ func checkConfiguration(_ context.Context, e *examination) finding {
 	switch _, err := trustedfile.Read(e.ConfigFile); {
 	case errors.Is(err, fs.ErrNotExist):
 		f = ok("no file %s: flags and defaults", e.ConfigFile)
+		if e.isUnconfigured() {
+			f = failure("write it (docs/configuration.md), then restart the kubelet: kubelet-authenticator prepare then switches the kubelet over",
+				"there is no file %s, so the drop-in %s changes nothing: the kubelet requests its certificates by itself, without evidence", e.ConfigFile, e.dropIn())
+		}
 	case err != nil:
 		f = judgeTrust(err)
 	default:

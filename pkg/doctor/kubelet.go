@@ -20,8 +20,13 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
 
-// enableRemedy makes the kubelet start with the plugin as its credential.
-const enableRemedy = "enable the drop-in for kubelet.service (packaging/systemd), which sets --kubeconfig and --rotate-certificates=false alone; then: systemctl daemon-reload; systemctl restart kubelet"
+// enableRemedy says how the kubelet is made to start with the plugin as its credential.
+func (e *examination) enableRemedy() string {
+	if e.isUnconfigured() {
+		return "write " + e.ConfigFile + ": see configuration"
+	}
+	return "enable the drop-in for kubelet.service (packaging/systemd), which sets --kubeconfig and --rotate-certificates=false alone; then: systemctl daemon-reload; systemctl restart kubelet"
+}
 
 // confPath returns the path of a kubelet's kubeconfig. For a kubelet without --kubeconfig it is the
 // configuration's.
@@ -109,7 +114,7 @@ func checkKubeletBootstrap(_ context.Context, e *examination) finding {
 		if path == "" {
 			return ok("no --bootstrap-kubeconfig")
 		}
-		return failure(enableRemedy, "--bootstrap-kubeconfig=%s: the kubelet ignores a kubeconfig with an exec user, gets a certificate without attestation, and overwrites %s", path, e.confPath(k))
+		return failure(e.enableRemedy(), "--bootstrap-kubeconfig=%s: the kubelet ignores a kubeconfig with an exec user, gets a certificate without attestation, and overwrites %s", path, e.confPath(k))
 	})
 }
 
@@ -122,7 +127,7 @@ func checkKubeletRotation(_ context.Context, e *examination) finding {
 		case err != nil:
 			return failure(trustedfile.Hint(err, "correct the file, so that the kubelet can read it"), "%v", err)
 		case on:
-			return failure(enableRemedy, "%s: the kubelet uses the plugin's certificate only to request another one without attestation", source)
+			return failure(e.enableRemedy(), "%s: the kubelet uses the plugin's certificate only to request another one without attestation", source)
 		}
 		return ok("off, %s", source)
 	})
@@ -141,7 +146,7 @@ func checkKubeconfig(_ context.Context, e *examination) finding {
 	if all, err := e.running(); err == nil {
 		for _, k := range all {
 			if k.flags.Kubeconfig == "" {
-				return failure(enableRemedy, "the running kubelet, process %d, has no --kubeconfig: it talks to no API server", k.pid)
+				return failure(e.enableRemedy(), "the running kubelet, process %d, has no --kubeconfig: it talks to no API server", k.pid)
 			}
 		}
 	}
@@ -149,8 +154,12 @@ func checkKubeconfig(_ context.Context, e *examination) finding {
 }
 
 func (e *examination) judgeConf(k kubelet.Kubeconfig) finding {
-	// The kubelet would use its own certificate again.
-	rewrite := fmt.Sprintf("systemctl stop kubelet; rm %s %s; %s", k.Path, filepath.Join(filepath.Dir(kubelet.RotatedFile), "kubelet-client-*"), enableRemedy)
+	// The kubelet would use its own certificate again. Without a configuration file its kubeconfig
+	// is what keeps the node up.
+	rewrite := e.enableRemedy()
+	if !e.isUnconfigured() {
+		rewrite = fmt.Sprintf("systemctl stop kubelet; rm %s %s; %s", k.Path, filepath.Join(filepath.Dir(kubelet.RotatedFile), "kubelet-client-*"), rewrite)
+	}
 	switch k.Kind {
 	case kubelet.Ours:
 		return e.judgeOurs(k)

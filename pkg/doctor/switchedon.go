@@ -29,10 +29,8 @@ func (e *examination) whyNotSwitchedOn() string {
 	if e.Explicit || e.ConfigErr != nil || exists(e.ConfigFile) {
 		return ""
 	}
-	for _, dir := range e.UnitDirs {
-		if dropIns, err := filepath.Glob(filepath.Join(dir, "*kubelet-authenticator*.conf")); err != nil || len(dropIns) > 0 {
-			return ""
-		}
+	if e.dropIn() != "" {
+		return ""
 	}
 	switch conf := kubelet.ReadKubeconfig(e.Config.KubeletKubeconfig, ""); {
 	case conf.Kind == kubelet.Unreadable, conf.NamesThisProgram():
@@ -42,6 +40,23 @@ func (e *examination) whyNotSwitchedOn() string {
 	}
 	return fmt.Sprintf("there is no configuration file %s, no drop-in for kubelet.service, and nothing in the certificate directory %s; %s does not name this program",
 		e.ConfigFile, e.dir.Path(), e.Config.KubeletKubeconfig)
+}
+
+// dropIn returns the path of an installed drop-in of this program for kubelet.service, or "".
+func (e *examination) dropIn() string {
+	for _, dir := range e.UnitDirs {
+		// the pattern is valid, and an error of the file system is no match
+		if dropIns, _ := filepath.Glob(filepath.Join(dir, "*kubelet-authenticator*.conf")); len(dropIns) > 0 {
+			return dropIns[0]
+		}
+	}
+	return ""
+}
+
+// isUnconfigured reports whether the drop-in is installed, and neither a configuration file nor the
+// kubelet's kubeconfig configures this program. Then the drop-in changes nothing.
+func (e *examination) isUnconfigured() bool {
+	return e.dropIn() != "" && !exists(e.ConfigFile) && !kubelet.ReadKubeconfig(e.Config.KubeletKubeconfig, "").NamesThisProgram()
 }
 
 // exists reports whether there is a file, also if this user may not see it.

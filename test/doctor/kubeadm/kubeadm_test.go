@@ -192,7 +192,7 @@ func TestJoinedMachines(t *testing.T) {
 		"rotated": {image{enabled: true, conf: exec, kubeletArgs: map[string]string{"bootstrap-kubeconfig": ""}}, nil, []string{"kubelet-rotation"}, kubelet.Ours},
 		// (e) The drop-in is there, and the file that switches it on is not.
 		"stock": {image{dropIn: true}, []string{"--tpm-device=" + tpmSocket},
-			[]string{"certificate", "bootstrap-kubeconfig", "kubelet-bootstrap", "kubelet-rotation", "kubelet-kubeconfig"}, kubelet.Bootstrapped},
+			[]string{"configuration", "certificate", "bootstrap-kubeconfig", "kubelet-bootstrap", "kubelet-rotation", "kubelet-kubeconfig"}, kubelet.Bootstrapped},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
