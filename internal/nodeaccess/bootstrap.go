@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/url"
 	"path/filepath"
 	"strings"
 
@@ -50,8 +49,8 @@ func readBootstrap(path string) (Access, error) {
 			if cluster.InsecureSkipTLSVerify {
 				return wrong("set certificate-authority-data instead", errInsecureTLS)
 			}
-			if _, err := url.Parse(cluster.ProxyURL); err != nil {
-				return wrong(shape, errProxyURL)
+			if err := checkProxy(cluster.ProxyURL); err != nil {
+				return wrong(shape, err)
 			}
 			proxyURL = cluster.ProxyURL
 		}

@@ -6,6 +6,7 @@
 package nodeaccess
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -137,7 +138,7 @@ func (n Node) OwnAccess(pair *cache.Pair) (Access, error) {
 	case pair.Origin != nil:
 		a.Cluster, a.Source = *pair.Origin, n.Dir.File(cache.CurrentFile)
 	default:
-		bootstrap, err := n.BootstrapAccess()
+		bootstrap, err := n.findBootstrap()
 		if err != nil {
 			return Access{}, &Error{Misconfigured, "set provideClusterInfo: true in the kubeconfig's exec stanza",
 				fmt.Errorf("no cluster to ask: neither client-go nor the certificate names one, and %w", err)}
@@ -157,6 +158,18 @@ func (n Node) OwnAccess(pair *cache.Pair) (Access, error) {
 // BootstrapAccess returns the access with the credential of a bootstrap kubeconfig to the server of
 // that same file, verified with its CA. A file for another cluster than the kubelet's is skipped.
 func (n Node) BootstrapAccess() (Access, error) {
+	a, err := n.findBootstrap()
+	if err != nil {
+		return Access{}, err
+	}
+	if err := cmp.Or(checkCluster(a.Cluster), checkCredential(a.Config)); err != nil {
+		return Access{}, &Error{Misconfigured, "write the bootstrap kubeconfig again (kubeadm token create --print-join-command)", fmt.Errorf("bootstrap kubeconfig %s: %w", a.Source, err)}
+	}
+	return a, nil
+}
+
+// findBootstrap is BootstrapAccess without a look at the credential.
+func (n Node) findBootstrap() (Access, error) {
 	paths := []string{n.Bootstrap}
 	if n.Bootstrap == "" {
 		paths = []string{n.Dir.File(cache.BootstrapFile), n.KubeletBootstrap}

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nodeaccess
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"net/url"
+	"slices"
+	"strings"
+
+	"k8s.io/client-go/rest"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+)
+
+// proxySchemes are those that client-go takes.
+var proxySchemes = []string{"http", "https", "socks5"}
+
+// checkProxy refuses what client-go refuses, too. client-go would quote a password in it.
+func checkProxy(proxyURL string) error {
+	if proxy, err := url.Parse(proxyURL); err != nil || proxyURL != "" && (proxy.Host == "" || !slices.Contains(proxySchemes, proxy.Scheme)) {
+		return errors.New("proxy-url: needs a host, and one of the schemes " + strings.Join(proxySchemes, ", "))
+	}
+	return nil
+}
+
+// checkCluster finds what would fail at the first request, and look like a failure of the network.
+func checkCluster(cluster cache.Origin) error {
+	if ca := cluster.CertificateAuthorityData; len(ca) > 0 && !x509.NewCertPool().AppendCertsFromPEM(ca) {
+		return errors.New("certificate-authority-data: has no certificate in PEM")
+	}
+	return nil
+}
+
+// checkCredential does the same for a credential. It quotes nothing of it. It refuses only what
+// cannot be sent: the API server trims blanks at a token's end.
+func checkCredential(config *rest.Config) error {
+	token := config.BearerToken
+	if strings.HasPrefix(token, " ") || strings.ContainsFunc(token, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }) {
+		return errors.New("its token has a line break or another character that cannot be sent; in YAML, token: | adds a line break")
+	}
+	if len(config.CertData) > 0 {
+		if _, err := tls.X509KeyPair(config.CertData, config.KeyData); err != nil {
+			return errors.New("client-certificate and client-key: not a PEM certificate with its key")
+		}
+	}
+	return nil
+}
