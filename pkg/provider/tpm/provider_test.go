@@ -52,9 +52,14 @@ func TestProviderIDIsTheSystemUUID(t *testing.T) {
 		{"metal", "Not Settable\n", "", "does not hold a UUID"},
 		{"metal", id + "0", "", "does not hold a UUID"},
 		{"metal", strings.ReplaceAll(id, "-", "0"), "", "does not hold a UUID"},
-		{"metal", "00000000-0000-0000-0000-000000000000", "", "placeholder"},
-		{"metal", "FFFFFFFF-FFFF-FFFF-FFFF-FFFFFFFFFFFF", "", "placeholder"},
-		{"metal", "03000200-0400-0500-0006-000700080009", "", "placeholder"},
+		{"metal", "00000000-0000-0000-0000-000000000000", "", "many machines"},
+		{"metal", "FFFFFFFF-FFFF-FFFF-FFFF-FFFFFFFFFFFF", "", "many machines"},
+		{"metal", "01010101-0101-0101-0101-010101010101", "", "many machines"},
+		{"metal", "03000200-0400-0500-0006-000700080009", "", "many machines"},
+		{"metal", "00020003-0004-0005-0006-000700080009", "", "many machines"},
+		{"metal", "12345678-1234-5678-90AB-CDDEEFAABBCC", "", "many machines"},
+		{"metal", "78563412-3412-7856-90ab-cddeefaabbcc", "", "many machines"},
+		{"metal", "4C4C4544-0000-2010-8020-80C04F202020", "", "many machines"},
 	} {
 		if err := os.WriteFile(file, []byte(c.content), 0o600); err != nil {
 			t.Fatal(err)
@@ -70,6 +75,16 @@ func TestProviderIDIsTheSystemUUID(t *testing.T) {
 	p.uuidFile = file + ".none"
 	if _, err := p.ProviderID(t.Context()); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// Each line of the list has a UUID and its source.
+func TestSharedUUIDsHaveSources(t *testing.T) {
+	for line := range strings.Lines(sharedUUIDs) {
+		id, source, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if id != "#" && (!isUUID(id) || source == "") {
+			t.Errorf("%q", line)
+		}
 	}
 }
 

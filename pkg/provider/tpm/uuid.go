@@ -4,6 +4,7 @@ package tpm
 
 import (
 	"context"
+	_ "embed"
 	"fmt"
 	"os"
 	"strings"
@@ -26,11 +27,41 @@ func (p *Provider) ProviderID(context.Context) (string, error) {
 	switch {
 	case !isUUID(id):
 		return "", fmt.Errorf("system UUID: %s does not hold a UUID", p.uuidFile)
-	case strings.Trim(id, "0-") == "", strings.Trim(id, "f-") == "", id == "03000200-0400-0500-0006-000700080009":
-		// Firmware without a UUID of its own: many machines share these.
-		return "", fmt.Errorf("system UUID: %s is a placeholder; set providerID", id)
+	case isShared(id):
+		return "", fmt.Errorf("system UUID: many machines have %s, so it names none: set providerID; a machine that has attested with it keeps it with providerID: %s://%[1]s", id, p.scheme)
 	}
 	return p.scheme + "://" + id, nil
+}
+
+//go:embed shareduuids.txt
+var sharedUUIDs string
+
+// isShared reports whether a UUID is known to be that of many machines.
+func isShared(id string) bool {
+	digits := strings.ReplaceAll(id, "-", "")
+	if digits == strings.Repeat(digits[:2], len(digits)/2) {
+		return true
+	}
+	for line := range strings.Lines(sharedUUIDs) {
+		if known, _, _ := strings.Cut(line, " "); known == id || isUUID(known) && swapped(known) == id {
+			return true
+		}
+	}
+	return false
+}
+
+// swapped returns a UUID with the bytes of its first three groups in the other order. SMBIOS 2.6
+// has them as little endian, and firmware from before does not.
+func swapped(id string) string {
+	groups := strings.SplitN(id, "-", 4)
+	for i, group := range groups[:3] {
+		reversed := ""
+		for at := 0; at < len(group); at += 2 {
+			reversed = group[at:at+2] + reversed
+		}
+		groups[i] = reversed
+	}
+	return strings.Join(groups, "-")
 }
 
 // isUUID reports whether s is a UUID as RFC 9562, section 4, writes it, in lower case.
