@@ -8,28 +8,43 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 )
 
-// The remedies for a request that the API server refuses with 403.
+// Refusal is why the API server refused a request with 403.
+type Refusal int
+
 const (
-	// SuspendedRemedy is for a machine that an operator suspended.
-	SuspendedRemedy = "ask the operator why the machine is suspended; after kubectl attest resume, the plugin requests a certificate again"
-	// RevokedRemedy is for a certificate that an operator revoked.
-	RevokedRemedy = "check that signerName is one that node-attestation-controller signs for: a revoked certificate may only request from those"
-	// admissionRemedy is for a request that is refused on purpose.
-	admissionRemedy = "ask the operator of the cluster: an admission policy refuses it, and the message names the policy"
-	// grantRemedy is for a credential that lacks a right.
-	grantRemedy = "bind the credential's group to the ClusterRole node-attestation-requester, or to system:node-bootstrapper"
+	// MissingRight says that the credential lacks a right. Only then is the remedy to grant one.
+	MissingRight Refusal = iota
+	// Suspended says that an operator suspended the machine.
+	Suspended
+	// Revoked says that an operator revoked the certificate.
+	Revoked
+	// ByAdmission says that another admission policy or a webhook refuses the request.
+	ByAdmission
 )
 
-// RefusedRemedy says what to do when the API server refused a request with 403 and this message.
-// Only where a right is missing is the remedy to grant it.
-func RefusedRemedy(message string) string {
+// ClassifyRefusal tells refusals apart by the API server's message.
+func ClassifyRefusal(message string) Refusal {
 	switch {
 	case strings.Contains(message, attestation.MessageSuspended):
-		return SuspendedRemedy
+		return Suspended
 	case strings.Contains(message, attestation.MessageRevoked):
-		return RevokedRemedy
+		return Revoked
 	case strings.Contains(message, "denied request: "), strings.Contains(message, "denied the request"): // a policy, a webhook
-		return admissionRemedy
+		return ByAdmission
 	}
-	return grantRemedy
+	return MissingRight
+}
+
+// Remedy says what to do.
+func (r Refusal) Remedy() string {
+	switch r {
+	case Suspended:
+		return "ask the operator why the machine is suspended; after kubectl attest resume, the plugin requests a certificate again"
+	case Revoked:
+		return "check that signerName is one that node-attestation-controller signs for: a revoked certificate may only request from those"
+	case ByAdmission:
+		return "ask the operator of the cluster: an admission policy refuses it, and the message names the policy"
+	default:
+		return "bind the credential's group to the ClusterRole node-attestation-requester, or to system:node-bootstrapper"
+	}
 }

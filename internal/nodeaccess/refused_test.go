@@ -19,7 +19,7 @@ func TestRefusedRemedy(t *testing.T) {
 		`admission webhook "w" denied the request: no`:     "admission policy",
 		`certificatesigningrequests.certificates.k8s.io is forbidden: User "system:bootstrap:abcdef" cannot create resource "certificatesigningrequests"`: "node-attestation-requester",
 	} {
-		got := RefusedRemedy(message)
+		got := ClassifyRefusal(message).Remedy()
 		if !strings.Contains(got, want) || want != "node-attestation-requester" && strings.Contains(got, "bind") {
 			t.Errorf("%s: %s", message, got)
 		}

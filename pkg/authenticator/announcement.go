@@ -10,7 +10,6 @@ import (
 	"math"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
@@ -246,7 +245,7 @@ func (w *worker) writesAreRefused(ctx context.Context, to nodeaccess.Access, pai
 // isRevoked reports whether an API server's answer says that the certificate is revoked.
 func isRevoked(err error) bool {
 	var refused *nodeaccess.StatusError
-	return errors.As(err, &refused) && refused.Status == http.StatusForbidden && strings.Contains(refused.Message, attestation.MessageRevoked)
+	return errors.As(err, &refused) && refused.Status == http.StatusForbidden && nodeaccess.ClassifyRefusal(refused.Message) == nodeaccess.Revoked
 }
 
 // selectRenewal returns the announced renewal that selects a certificate, nil if none does. still

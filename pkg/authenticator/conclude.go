@@ -66,7 +66,7 @@ func (e *enrolment) check(decision csr.Decision) (*cache.Pair, error) {
 			return nil, e.noCommonVersion(decision)
 		}
 		if decision.Reason == attestation.ReasonSuspended {
-			return nil, why(MachineSuspended, "denied", nodeaccess.SuspendedRemedy)
+			return nil, why(MachineSuspended, "denied", nodeaccess.Suspended.Remedy())
 		}
 		hint := explainHint(decision.Reason, "approver")
 		if decision.Reason == attestation.ReasonNodeRegistered {

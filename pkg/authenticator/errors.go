@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"net"
 	"net/url"
-	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -19,7 +18,6 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/oserror"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
@@ -112,14 +110,14 @@ func classifyAPIError(err error, credential string) *Failure {
 		return &Failure{bootstrapRefused, "create a new bootstrap token (kubeadm token create), or check that the kubeconfig is for this cluster",
 			fmt.Errorf("%w (credential: %s)", err, credential)}
 	case apierrors.IsForbidden(err):
-		reason := apiRefused
-		switch {
-		case strings.Contains(err.Error(), attestation.MessageSuspended):
+		refusal, reason := nodeaccess.ClassifyRefusal(err.Error()), apiRefused
+		switch refusal {
+		case nodeaccess.Suspended:
 			reason = MachineSuspended
-		case strings.Contains(err.Error(), attestation.MessageRevoked):
+		case nodeaccess.Revoked:
 			reason = CertificateRevoked
 		}
-		return &Failure{reason, nodeaccess.RefusedRemedy(err.Error()), fmt.Errorf("%w (credential: %s)", err, credential)}
+		return &Failure{reason, refusal.Remedy(), fmt.Errorf("%w (credential: %s)", err, credential)}
 	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err), apierrors.IsNotFound(err), apierrors.IsMethodNotSupported(err), apierrors.IsRequestEntityTooLargeError(err):
 		return &Failure{apiRefused, "run with --dry-run to see the API server's answer to the request", err}
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:

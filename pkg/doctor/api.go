@@ -251,9 +251,9 @@ func checkCertificateWrites(ctx context.Context, e *examination) finding {
 		return skipped("the API server does not know the certificate: see certificate-accepted")
 	case refused.Status != http.StatusForbidden:
 		return skipped("the API server does not say: %v", refused)
-	case strings.Contains(refused.Message, attestation.MessageSuspended):
+	case nodeaccess.ClassifyRefusal(refused.Message) == nodeaccess.Suspended:
 		return failure("ask the operator why; kubectl attest resume ends it", "this machine is suspended: %v", refused)
-	case strings.Contains(refused.Message, attestation.MessageRevoked):
+	case nodeaccess.ClassifyRefusal(refused.Message) == nodeaccess.Revoked:
 		remedy := "the plugin gets another by attestation once it finds the renewal announced: see last-result"
 		if e.Config.CheckInterval.Duration == 0 {
 			remedy = "set checkInterval: without it the plugin does not learn that the certificate was revoked"
@@ -400,7 +400,7 @@ func checkCreate(ctx context.Context, e *examination) finding {
 		}
 		switch {
 		case result.status == http.StatusForbidden:
-			findings = append(findings, failure(nodeaccess.RefusedRemedy(result.says()), "with %s, under %s: refused (403): %s", a.credential, signer, result.says()))
+			findings = append(findings, failure(nodeaccess.ClassifyRefusal(result.says()).Remedy(), "with %s, under %s: refused (403): %s", a.credential, signer, result.says()))
 		case result.status != http.StatusCreated:
 			findings = append(findings, failure("see what is refused with --dry-run, and the cluster's admission policies", "with %s, under %s: refused (%d): %s", a.credential, signer, result.status, result.says()))
 		}
@@ -427,11 +427,11 @@ func checkWatch(ctx context.Context, e *examination) finding {
 	case watches && gets:
 		return ok("with %s: both are allowed", a.credential)
 	case watches:
-		return warning(nodeaccess.RefusedRemedy(get.says()), "with %s: get is refused (%d): the plugin cannot find a request again whose answer was lost: %s", a.credential, get.status, get.says())
+		return warning(nodeaccess.ClassifyRefusal(get.says()).Remedy(), "with %s: get is refused (%d): the plugin cannot find a request again whose answer was lost: %s", a.credential, get.status, get.says())
 	case gets:
-		return warning(nodeaccess.RefusedRemedy(watch.says()), "with %s: watch is refused (%d): the plugin polls every few seconds instead: %s", a.credential, watch.status, watch.says())
+		return warning(nodeaccess.ClassifyRefusal(watch.says()).Remedy(), "with %s: watch is refused (%d): the plugin polls every few seconds instead: %s", a.credential, watch.status, watch.says())
 	}
-	return failure(nodeaccess.RefusedRemedy(watch.says()), "with %s: neither watch (%d) nor get (%d) is allowed: %s", a.credential, watch.status, get.status, watch.says())
+	return failure(nodeaccess.ClassifyRefusal(watch.says()).Remedy(), "with %s: neither watch (%d) nor get (%d) is allowed: %s", a.credential, watch.status, get.status, watch.says())
 }
 
 // roles are the ClusterRoles with which kube-controller-manager approves requests without
