@@ -57,12 +57,12 @@ func TestPluginStaysLean(t *testing.T) {
 // have none.
 var arrows = map[string][]string{
 	"cmd/kubelet-authenticator":           {"pkg/authenticator/command", "pkg/provider", "pkg/provider/insecure", "pkg/provider/tpm"},
-	"pkg/authenticator/command":           {"internal/buildinfo", "internal/machineentry", "internal/oserror", "internal/outputformat", "internal/process", "internal/text", "pkg/attestation", "pkg/authenticator", "pkg/cache", "pkg/doctor", "pkg/kubelet", "pkg/provider"},
+	"pkg/authenticator/command":           {"internal/buildinfo", "internal/machineentry", "internal/oserror", "internal/outputformat", "internal/process", "internal/terminal", "internal/text", "pkg/attestation", "pkg/authenticator", "pkg/cache", "pkg/doctor", "pkg/kubelet", "pkg/provider"},
 	"pkg/authenticator":                   {"internal/nodeaccess", "internal/oserror", "internal/process", "internal/strict", "internal/text", "internal/trustedfile", "pkg/attestation", "pkg/cache", "pkg/csr", "pkg/kubelet", "pkg/provider"},
 	"internal/hostiletext":                {"internal/text"},
 	"internal/outputformat":               {"internal/text"},
 	"cmd/kubectl-attest":                  {"internal/attestctl"},
-	"internal/attestctl":                  {"docs", "internal/buildinfo", "internal/machineentry", "internal/outputformat", "internal/text", "internal/workload", "pkg/attestation", "pkg/controller/api/v1alpha1", "pkg/controller/bindings", "pkg/controller/config", "pkg/controller/inventory", "pkg/controller/preflight", "pkg/controller/revocation", "pkg/controller/signing", "pkg/controller/telemetry", "pkg/controller/tpmprovider", "pkg/csr", "pkg/csr/state", "pkg/verifier", "pkg/verifier/tpm"},
+	"internal/attestctl":                  {"docs", "internal/buildinfo", "internal/machineentry", "internal/outputformat", "internal/terminal", "internal/text", "internal/workload", "pkg/attestation", "pkg/controller/api/v1alpha1", "pkg/controller/bindings", "pkg/controller/config", "pkg/controller/inventory", "pkg/controller/preflight", "pkg/controller/revocation", "pkg/controller/signing", "pkg/controller/telemetry", "pkg/controller/tpmprovider", "pkg/csr", "pkg/csr/state", "pkg/verifier", "pkg/verifier/tpm"},
 	"internal/buildinfo":                  {"internal/outputformat"},
 	"internal/nodeaccess":                 {"internal/text", "internal/trustedfile", "pkg/attestation", "pkg/cache", "pkg/csr", "pkg/kubelet"},
 	"internal/strict":                     {"internal/text"},

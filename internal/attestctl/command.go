@@ -15,13 +15,13 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/buildinfo"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/outputformat"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/terminal"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
@@ -231,14 +231,7 @@ func (i *invocation) print(format string, value any) error {
 	return err
 }
 
-// isTerminal reports whether a file is a terminal. Other character devices, such as /dev/null, are
-// none.
-func isTerminal(file any) bool {
-	f, ok := file.(interface{ Fd() uintptr })
-	return ok && term.IsTerminal(int(f.Fd()))
-}
-
 // colors reports whether standard output may have colours (no-color.org).
 func (i *invocation) colors() bool {
-	return isTerminal(i.Stdout) && i.Getenv("NO_COLOR") == "" && i.Getenv("TERM") != "dumb"
+	return terminal.Is(i.Stdout) && i.Getenv("NO_COLOR") == "" && i.Getenv("TERM") != "dumb"
 }

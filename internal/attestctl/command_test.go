@@ -618,8 +618,8 @@ func TestFloodIsBounded(t *testing.T) {
 	}
 }
 
-// terminal returns both ends of a pseudo terminal.
-func terminal(t *testing.T) (master, slave *os.File) {
+// openTerminal returns both ends of a pseudo terminal.
+func openTerminal(t *testing.T) (master, slave *os.File) {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
@@ -643,7 +643,7 @@ func terminal(t *testing.T) (master, slave *os.File) {
 // On a terminal it asks, and only "yes" is a yes.
 func TestResetAsks(t *testing.T) {
 	for answer, code := range map[string]int{"yes\n": 0, "no\n": codeNotConfirmed, "\n": codeNotConfirmed, "y\n": codeNotConfirmed, "worker-1\n": codeNotConfirmed} {
-		master, slave := terminal(t)
+		master, slave := openTerminal(t)
 		if _, err := master.WriteString(answer); err != nil {
 			t.Fatal(err)
 		}
@@ -669,7 +669,7 @@ func TestColours(t *testing.T) {
 	if (&invocation{Process: Process{Stdout: &bytes.Buffer{}, Getenv: func(string) string { return "" }}}).colors() {
 		t.Error("a buffer has colours")
 	}
-	_, slave := terminal(t)
+	_, slave := openTerminal(t)
 	for noColor, want := range map[string]bool{"": true, "1": false} {
 		i := &invocation{Process: Process{Stdout: slave, Getenv: func(name string) string { return map[string]string{"NO_COLOR": noColor}[name] }}}
 		if i.colors() != want {

@@ -3,7 +3,6 @@
 package attestctl
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/terminal"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 )
@@ -175,35 +175,19 @@ func (p *resetPlan) text() string {
 	return out.String()
 }
 
-// maxAnswer limits the answer, in bytes.
-const maxAnswer = 64
-
 // confirm asks. otherwise says what did not happen without a confirmation.
 func (i *invocation) confirm(ctx context.Context, question, otherwise string, yes bool) error {
 	if yes {
 		return nil
 	}
-	if !isTerminal(i.Stdin) {
-		return &failure{codeNotConfirmed, "--yes confirms it in a script", fmt.Errorf("%s: standard input is not a terminal, so nobody can confirm it", otherwise)}
+	err := terminal.Confirm(ctx, i.Stdin, i.Stderr, text.Line(question, maxMessage))
+	switch {
+	case errors.Is(err, terminal.ErrNobody):
+		return &failure{codeNotConfirmed, "--yes confirms it in a script", fmt.Errorf("%s: %w", otherwise, err)}
+	case errors.Is(err, terminal.ErrDeclined):
+		return &failure{codeNotConfirmed, "", errors.New(otherwise)}
 	}
-	if _, err := fmt.Fprintf(i.Stderr, "%s Type yes: ", text.Line(question, maxMessage)); err != nil {
-		return err
-	}
-	answers := make(chan string, 1)
-	go func() {
-		// no answer is no
-		answer, _ := bufio.NewReader(io.LimitReader(i.Stdin, maxAnswer)).ReadString('\n')
-		answers <- answer
-	}()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case answer := <-answers:
-		if strings.TrimSpace(answer) != "yes" {
-			return &failure{codeNotConfirmed, "", errors.New(otherwise)}
-		}
-	}
-	return nil
+	return err
 }
 
 // carryOut deletes exactly the shown objects.

@@ -145,7 +145,7 @@ func TestRevocationPlans(t *testing.T) {
 			if plan, _, _ := strings.Cut(shown.stderr, Name+": "); plan+"Nothing was changed: --dry-run.\n" != dry.stdout {
 				t.Errorf("another plan is confirmed than shown:\n%s", plan)
 			}
-			master, slave := terminal(t)
+			master, slave := openTerminal(t)
 			if _, err := master.WriteString("no\n"); err != nil {
 				t.Fatal(err)
 			}

@@ -70,7 +70,7 @@ func (e *enrolment) check(decision csr.Decision) (*cache.Pair, error) {
 		}
 		hint := explainHint(decision.Reason, "approver")
 		if decision.Reason == attestation.ReasonNodeRegistered {
-			hint = fmt.Sprintf("if this machine is that node and its record was lost, delete the Node: kubectl delete node %s; a new request follows after a pause", pending.NodeName)
+			hint = fmt.Sprintf("if this machine is that node and its record was lost, delete the Node: kubectl delete node %s; a new request follows after a pause, or with the command renew", pending.NodeName)
 		}
 		denied := why(RequestDenied, "denied", hint)
 		if decision.Reason == attestation.ReasonUnknownCredential || decision.Reason == attestation.ReasonRequesterNotAllowed {
@@ -93,7 +93,7 @@ func explainHint(reason, decider string) string {
 	if isWord(reason) {
 		hint += "; kubectl attest explain " + reason + " says what a reason of node-attestation-controller means"
 	}
-	return hint + "; a new request follows after a pause"
+	return hint + "; a new request follows after a pause, or with the command renew"
 }
 
 // isWord reports whether a text can be typed into a shell as it is.

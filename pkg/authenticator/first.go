@@ -23,13 +23,7 @@ func (a *Authenticator) AwaitFirst(ctx context.Context, wait time.Duration, rema
 	defer cancel()
 	deadline := time.Now().Add(wait)
 	answer := &Answer{}
-	remarked := map[string]bool{}
-	once := func(r error) {
-		if !remarked[r.Error()] {
-			remarked[r.Error()] = true
-			remark(r)
-		}
-	}
+	once := remarkOnce(remark)
 	supervisor := a.supervisor()
 	supervisor.progress = func() {
 		if waits := a.progress(); waits != nil {

@@ -40,6 +40,7 @@ const (
 	RenewalFailing       Reason = "RenewalFailing"
 	CertificateExpired   Reason = "CertificateExpired"
 	NoCertificate        Reason = "NoCertificate"
+	NotConfirmed         Reason = "NotConfirmed"
 )
 
 // ReasonInfo describes one Reason.
@@ -89,6 +90,7 @@ func Reasons() []ReasonInfo {
 		{RenewalFailing, 41, "The command status: the certificate is valid and used, but its renewal fails, the API server rejects it, or the configuration is wrong.", soon},
 		{CertificateExpired, 42, "The command status: the certificate has expired.", soon},
 		{NoCertificate, 43, "The command status: there is no usable certificate, for a cause other than expiry.", soon},
+		{NotConfirmed, 44, "The command reset: nobody confirmed it, or a kubelet still runs with the kubeconfig. Nothing was removed.", soon},
 	}
 }
 

@@ -18,6 +18,40 @@ import (
 // resetLockWait bounds how long a reset waits for the lock after it has ended the worker.
 const resetLockWait = 10 * time.Second
 
+// PlanReset returns what Reset would remove now, and the reasons why it would keep a file although
+// the name is one of ours. It changes nothing.
+func (a *Authenticator) PlanReset(envFile string) (own []string, left []error, err error) {
+	if !filepath.IsAbs(a.dir.Path()) {
+		return nil, nil, AsFailure(a.invalid)
+	}
+	for _, path := range a.filesOutside(envFile) {
+		ok, err := cache.Removable(path)
+		if err != nil {
+			left = append(left, err)
+		}
+		if ok {
+			own = append(own, path)
+		}
+	}
+	switch err := a.dir.Check(); {
+	case errors.Is(err, fs.ErrNotExist):
+		return own, left, nil
+	case err != nil:
+		return own, left, AsFailure(err)
+	}
+	certs, problems := a.dir.OwnFiles(kubelet.IsCopy)
+	return append(own, certs...), append(left, problems...), nil
+}
+
+// filesOutside returns this program's files outside the certificate directory. The environment file
+// is the first to go: without it the kubelet does not use this program, even if other files remain.
+func (a *Authenticator) filesOutside(envFile string) []string {
+	if a.note.usable() {
+		return []string{envFile, a.note.dir.File(a.note.name)}
+	}
+	return []string{envFile}
+}
+
 // Reset removes this program's files from the machine: those in the certificate directory, the
 // note, and the kubelet's environment file. It ends a running worker first. removed has the removed
 // files. left has the reasons why it kept a file although the name is one of ours.
@@ -25,13 +59,7 @@ func (a *Authenticator) Reset(ctx context.Context, envFile string) (removed []st
 	if !filepath.IsAbs(a.dir.Path()) {
 		return nil, nil, AsFailure(a.invalid)
 	}
-	// Remove this file first: without it the kubelet does not use this program, even if other files
-	// remain.
-	paths := []string{envFile}
-	if a.note.usable() {
-		paths = append(paths, a.note.dir.File(a.note.name))
-	}
-	for _, path := range paths {
+	for _, path := range a.filesOutside(envFile) {
 		gone, err := cache.Remove(path)
 		if err != nil {
 			left = append(left, err)
@@ -51,8 +79,8 @@ func (a *Authenticator) Reset(ctx context.Context, envFile string) (removed []st
 		return removed, left, AsFailure(err)
 	}
 	defer lock.Unlock()
-	kept, problems := lock.Reset(kubelet.IsCopy)
-	return append(removed, kept...), append(left, problems...), nil
+	certs, problems := lock.Reset(kubelet.IsCopy)
+	return append(removed, certs...), append(left, problems...), nil
 }
 
 // endWorker kills a running worker and takes the lock. A worker can be killed at any point.

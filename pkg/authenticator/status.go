@@ -79,11 +79,11 @@ func (a *Authenticator) loadStatus() certificateStatus {
 	}
 	status.pair = pair
 	status.rejected = status.note.Rejected && status.note.Certificate == pair.Fingerprint()
+	state := readState(a.dir)
+	if found := state.Announcement; found != nil && (a.checks() || found.Renewal != nil && found.Renewal.Name == askedRenewal) {
+		status.announcement = *found
+	}
 	if a.checks() {
-		state := readState(a.dir)
-		if state.Announcement != nil {
-			status.announcement = *state.Announcement
-		}
 		now := a.now()
 		status.postponed = untilNextAttempt(state, true, now) > 0 && untilNextAttempt(state, false, now) == 0
 	}
@@ -160,6 +160,8 @@ func (s *certificateStatus) judgeDue(a *Authenticator) {
 		s.due = "others could read its key"
 	case a.renews() && !a.now().Before(RenewAt(s.pair.Leaf)):
 		s.due, s.canWait = "its lifetime is nearly over", !announced
+	case announced && renewal.Name == askedRenewal:
+		s.due = "a person asked for a renewal"
 	case announced:
 		s.due = "a renewal was announced"
 	}

@@ -15,9 +15,9 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/trustedfile"
 )
 
-// Remove deletes a file durably if this program could have written it: a regular file of this user.
-// It follows no link. A file that does not exist is no error, and removes nothing.
-func Remove(path string) (removed bool, err error) {
+// Removable reports whether Remove would delete a file: it exists, and this program could have
+// written it. The error says why an existing file would be kept.
+func Removable(path string) (bool, error) {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
@@ -34,6 +34,15 @@ func Remove(path string) (removed bool, err error) {
 	case !trustedfile.OwnedByUs(info):
 		return false, &trustedfile.Error{Path: path, Problem: "belongs to another user", Hint: hint}
 	}
+	return true, nil
+}
+
+// Remove deletes a file durably if this program could have written it: a regular file of this user.
+// It follows no link. A file that does not exist is no error, and removes nothing.
+func Remove(path string) (removed bool, err error) {
+	if ok, err := Removable(path); !ok {
+		return false, err
+	}
 	if err := os.Remove(path); err != nil {
 		return false, &WriteError{path, err}
 	}
@@ -43,14 +52,13 @@ func Remove(path string) (removed bool, err error) {
 	return true, nil
 }
 
-// Reset removes all that this program keeps in the directory, and the directory if nothing else is
-// in it. bootstrap reports whether a bootstrap.kubeconfig is this program's. The errors say why a
-// file with one of its names was kept. The lock file is removed last. The caller then releases the
-// lock.
-func (l *Lock) Reset(bootstrap func(data []byte) bool) (removed []string, left []error) {
-	entries, err := os.ReadDir(l.dir.path)
+// OwnFiles returns the paths of the files in the directory that Reset removes, the lock file last.
+// left has the reasons why Reset keeps a file although its name is one of ours. bootstrap says of a
+// bootstrap kubeconfig's content whether this program made that copy.
+func (d Dir) OwnFiles(bootstrap func(data []byte) bool) (own []string, left []error) {
+	entries, err := os.ReadDir(d.path)
 	if err != nil {
-		return nil, []error{fmt.Errorf("certificate directory %s: %w", l.dir.path, bare(err))}
+		return nil, []error{fmt.Errorf("certificate directory %s: %w", d.path, bare(err))}
 	}
 	var names []string
 	for _, entry := range entries {
@@ -59,25 +67,35 @@ func (l *Lock) Reset(bootstrap func(data []byte) bool) (removed []string, left [
 		}
 	}
 	for _, name := range append(names, LockFile) {
-		if name == BootstrapFile {
-			data, _, err := l.dir.Read(name)
-			if err == nil && !bootstrap(data) {
-				err = &damagedFileError{l.dir.File(name), "is not a copy that this program made"}
-			}
-			if errors.Is(err, fs.ErrNotExist) {
-				continue
-			}
-			if err != nil { // it may be the operator's
-				left = append(left, err)
-				continue
+		ok, err := Removable(d.File(name))
+		if ok && name == BootstrapFile {
+			var data []byte
+			if data, _, err = d.Read(name); err == nil && !bootstrap(data) {
+				err = &damagedFileError{d.File(name), "is not a copy that this program made"}
 			}
 		}
-		gone, err := Remove(l.dir.File(name))
+		switch {
+		case errors.Is(err, fs.ErrNotExist): // deleted meanwhile
+		case err != nil: // it may be the operator's
+			left = append(left, err)
+		case ok:
+			own = append(own, d.File(name))
+		}
+	}
+	return own, left
+}
+
+// Reset removes the OwnFiles, and the directory if nothing else is in it. The errors say why a file
+// with one of its names was kept. The caller then releases the lock.
+func (l *Lock) Reset(bootstrap func(data []byte) bool) (removed []string, left []error) {
+	own, left := l.dir.OwnFiles(bootstrap)
+	for _, path := range own {
+		gone, err := Remove(path)
 		if err != nil {
 			left = append(left, err)
 		}
 		if gone {
-			removed = append(removed, l.dir.File(name))
+			removed = append(removed, path)
 		}
 	}
 	// This fails if the directory is not empty, or is a link that somebody made.

@@ -80,7 +80,7 @@ func newExamination(ctx context.Context, o Options) *examination {
 			*s = otherwise
 		}
 	}
-	setDefault(&o.Proc, "/proc")
+	setDefault(&o.Proc, procFS)
 	setDefault(&o.Manifests, kubelet.ManifestsDir)
 	if o.UnitDirs == nil {
 		o.UnitDirs = unitDirs

@@ -67,6 +67,25 @@ func findKubelets(proc string) ([]*kubeletProcess, error) {
 	return found, nil
 }
 
+// procFS is the proc file system (proc(5)).
+const procFS = "/proc"
+
+// KubeletsOf returns the process IDs of the kubelets that run with a kubeconfig. A kubelet in a
+// container is not found.
+func KubeletsOf(kubeconfig string) ([]int, error) {
+	all, err := findKubelets(procFS)
+	if errors.Is(err, errNoKubelet) {
+		return nil, nil
+	}
+	var pids []int
+	for _, k := range all {
+		if k.flags.Kubeconfig != "" && filepath.Clean(k.path(k.flags.Kubeconfig)) == filepath.Clean(kubeconfig) {
+			pids = append(pids, k.pid)
+		}
+	}
+	return pids, err
+}
+
 // bootTime returns when the machine was started, by its current clock, to the second.
 func bootTime(proc string) time.Time {
 	data, err := os.ReadFile(filepath.Join(proc, "stat"))

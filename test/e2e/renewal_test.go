@@ -237,6 +237,26 @@ func TestDeniedAndFailedRenewalsKeepTheOldCertificate(t *testing.T) {
 			if pending, err := n.dir.Pending(); pending != nil || err != nil {
 				t.Errorf("the request is still pending: %v", err)
 			}
+
+			// a person need not wait for the end of the pause
+			renewed := make(chan harness.Result, 1)
+			go func() {
+				cmd := exec.CommandContext(t.Context(), n.plugin, append(n.flags(), "renew", "--timeout=1m")...)
+				cmd.Env = append(os.Environ(), n.ask())
+				renewed <- harness.Run(t, cmd)
+			}()
+			harness.Eventually(t, harness.Soon, "renew files a request", func() bool { return n.live(t) == 1 })
+			for _, request := range n.requests(t) {
+				if request.Name != name {
+					n.issue(t, request.Name, n.sign(t, request, time.Hour))
+				}
+			}
+			if r := <-renewed; r.Code != 0 || r.Stdout != "" || !strings.Contains(r.Stderr, "has a certificate, valid until ") {
+				t.Errorf("renew: exit code %d: %s%s", r.Code, r.Stdout, r.Stderr)
+			}
+			if r := n.run(t); r.Code != 0 || bytes.Equal(r.Leaf.Raw, old.Leaf.Raw) {
+				t.Errorf("after renew: exit code %d: %s", r.Code, r.Stderr)
+			}
 		})
 	}
 }

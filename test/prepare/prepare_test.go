@@ -295,7 +295,7 @@ func TestReset(t *testing.T) {
 	m.write(stranger, []byte("precious"))
 	m.must(os.Symlink(stranger, m.certs.File(cache.CurrentFile)))
 	reset := func(args ...string) harness.Result {
-		return m.run(append([]string{"reset", "--env-file=" + m.envFile}, args...)...)
+		return m.run(append([]string{"reset", "--yes", "--env-file=" + m.envFile}, args...)...)
 	}
 
 	r := reset()

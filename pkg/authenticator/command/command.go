@@ -21,6 +21,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/outputformat"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/terminal"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
@@ -56,6 +57,8 @@ type Program struct {
 // Process has the parts of the process that main passes on.
 type Process struct {
 	Args []string
+	// Stdin is where a person on a terminal confirms. If it is nil, nobody can.
+	Stdin io.Reader
 	// Stdout receives one JSON document, or what a person asked for.
 	Stdout, Stderr io.Writer
 	Getenv         func(string) string
@@ -175,7 +178,7 @@ func (i *invocation) addCommands() {
 
 # what keeps this node from its certificate
 {} doctor`)
-	i.root.AddCommand(i.workerCommand(), i.versionCommand(), i.identifyCommand(), i.prepareCommand(), i.kubeconfigCommand(), i.resetCommand(),
+	i.root.AddCommand(i.workerCommand(), i.versionCommand(), i.identifyCommand(), i.prepareCommand(), i.kubeconfigCommand(), i.renewCommand(), i.resetCommand(),
 		i.doctorCommand(), i.statusCommand())
 	for _, p := range i.Providers {
 		if p.Inspects {
@@ -312,7 +315,7 @@ func (i *invocation) run(cmd *cobra.Command, _ []string) error {
 		return usage(fmt.Errorf("--output %q: goes with --dry-run or --version, and must be json or yaml", i.output))
 	case i.version:
 		return i.buildInfo().Print(i.Stdout, i.Name, i.output)
-	case !i.dryRun && i.Getenv(authenticator.ExecInfoVariable) == "" && isTerminal(i.Stdout):
+	case !i.dryRun && i.Getenv(authenticator.ExecInfoVariable) == "" && terminal.Is(i.Stdout):
 		return i.explain()
 	}
 	a, err := i.load()

@@ -5,6 +5,7 @@ package command
 import (
 	"cmp"
 	"context"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -106,9 +107,13 @@ func (i *invocation) awaitFirst(ctx context.Context, a *authenticator.Authentica
 	if err != nil {
 		return err
 	}
-	i.tell("%s has a certificate, valid until %s", leaf.Subject.CommonName, leaf.NotAfter.UTC().Format(time.RFC3339))
+	i.tellCertificate(leaf)
 	i.discardBootstrap(ctx, a)
 	return nil
+}
+
+func (i *invocation) tellCertificate(leaf *x509.Certificate) {
+	i.tell("%s has a certificate, valid until %s", leaf.Subject.CommonName, leaf.NotAfter.UTC().Format(time.RFC3339))
 }
 
 func (i *invocation) discardBootstrap(ctx context.Context, a *authenticator.Authenticator) {

@@ -205,7 +205,7 @@ func mustReadlink(t *testing.T) string {
 func TestResetCommand(t *testing.T) {
 	n, _ := joining(t)
 	enrolled(t, n.certs)
-	reset := append(append([]string{"reset"}, n.flags...), "--env-file="+n.root+"/run/kubelet.env")
+	reset := append(append([]string{"reset"}, n.flags...), "--env-file="+n.root+"/run/kubelet.env", "--yes")
 
 	n.write(t, "config.yaml", "{")
 	before := tree(t, n.root)

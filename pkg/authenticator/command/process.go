@@ -21,7 +21,7 @@ func (p Program) Main() int {
 		_, _ = fmt.Fprintf(os.Stderr, "%s: %v\n", p.Name, err)
 		return authenticator.Unexpected.Code()
 	}
-	return p.Run(context.Background(), Process{Args: os.Args[1:], Stdout: stdout, Stderr: os.Stderr, Getenv: os.Getenv})
+	return p.Run(context.Background(), Process{Args: os.Args[1:], Stdin: os.Stdin, Stdout: stdout, Stderr: os.Stderr, Getenv: os.Getenv})
 }
 
 // protect prepares the process for a key: nobody else can read its files, and it leaves no core

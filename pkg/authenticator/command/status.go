@@ -68,23 +68,31 @@ Exit codes:
 // overview reads the files as a run of the kubelet would now, with the flags and the cluster of the
 // kubelet's kubeconfig.
 func (i *invocation) overview() (*authenticator.Overview, error) {
-	kubeconfig, taken := i.takeExecFlags()
-	config, loadErr := i.settings()
-	info := i.Getenv(authenticator.ExecInfoVariable)
-	if info == "" && kubeconfig.Kind == kubelet.Ours && kubeconfig.ClusterProblem == nil {
-		asked, err := execInfo(kubeconfig.Cluster)
-		if err != nil {
-			return nil, err
-		}
-		info, i.askedBy = asked, kubeconfig.Path
-	}
-	a, err := i.newAuthenticator(config, loadErr, info)
+	a, taken, err := i.asKubelet()
 	if a == nil {
 		return nil, err
 	}
 	overview := a.Overview()
 	overview.ExecFlags = taken
 	return overview, nil
+}
+
+// asKubelet returns the Authenticator that a run of the kubelet would have now, with the flags and
+// the cluster of the kubelet's kubeconfig. It returns the flags that it took. With an error, the
+// Authenticator may still be set.
+func (i *invocation) asKubelet() (*authenticator.Authenticator, *authenticator.ExecFlags, error) {
+	kubeconfig, taken := i.takeExecFlags()
+	config, loadErr := i.settings()
+	info := i.Getenv(authenticator.ExecInfoVariable)
+	if info == "" && kubeconfig.Kind == kubelet.Ours && kubeconfig.ClusterProblem == nil {
+		asked, err := execInfo(kubeconfig.Cluster)
+		if err != nil {
+			return nil, nil, err
+		}
+		info, i.askedBy = asked, kubeconfig.Path
+	}
+	a, err := i.newAuthenticator(config, loadErr, info, authenticator.ExecInfoVariable+"="+info)
+	return a, taken, err
 }
 
 // overviewTable is an overview for a terminal.

@@ -5,22 +5,9 @@ package command
 import (
 	"errors"
 	"fmt"
-	"io"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 )
-
-// isTerminal reports whether w is a terminal. Other character devices, such as /dev/null, are none.
-func isTerminal(w io.Writer) bool {
-	file, ok := w.(interface{ Fd() uintptr })
-	if !ok {
-		return false
-	}
-	_, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS)
-	return err == nil
-}
 
 // explain says what to run instead of a bare call, which would print the private key. It returns a
 // Failure, since exit code 0 means that a credential is on standard output.

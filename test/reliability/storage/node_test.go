@@ -69,7 +69,7 @@ func (n *diskNode) prepare() *exec.Cmd {
 
 // reset removes what the plugin keeps.
 func (n *diskNode) reset() *exec.Cmd {
-	return n.command(os.Environ(), shared.testPlugin, "reset", "--provider=renewing", "--node-name="+n.name, "--cert-dir="+n.certs().Path(), "--runtime-dir="+n.runtime,
+	return n.command(os.Environ(), shared.testPlugin, "reset", "--yes", "--provider=renewing", "--node-name="+n.name, "--cert-dir="+n.certs().Path(), "--runtime-dir="+n.runtime,
 		"--env-file="+n.runtime+"/kubelet.env")
 }
 

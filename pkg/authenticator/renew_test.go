@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package authenticator
+
+import (
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+)
+
+// A certificate that is not due is replaced, also where the node checks for no announced renewals or
+// the provider does not renew.
+func TestRenewReplacesACertificate(t *testing.T) {
+	t.Parallel()
+	for name, arrange := range map[string]func(*Authenticator){
+		"usual":     func(a *Authenticator) { a.checkInterval = time.Hour },
+		"no checks": func(a *Authenticator) { a.checkInterval = 0 },
+		"no renewal by evidence": func(a *Authenticator) {
+			a.provider = fakeProvider{signer: "example.com/signer"}
+		},
+		"in a pause": func(a *Authenticator) {
+			writeState(t, a, &cache.State{Failures: 3, NextAttempt: noon.Add(time.Hour), Last: &cache.Result{Reason: string(RequestDenied), Finished: noon}})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			a := testAuthenticator(t)
+			old, fresh := newPair(t, nil), newPair(t, func(c *x509.Certificate) { c.NotAfter = noon.Add(48 * time.Hour) })
+			installPair(t, a.dir, old)
+			arrange(a)
+			install := workerThatInstalls(t, a, fresh, 0)
+			var due string
+			a.startWorker = func() (process.ID, error) { due = a.loadStatus().due; return install() }
+			leaf, err := a.Renew(t.Context(), time.Minute, func(r error) { t.Error(r) })
+			if err != nil || !leaf.Equal(fresh.Leaf) || due != "a person asked for a renewal" {
+				t.Fatalf("%v, the worker saw %q", err, due)
+			}
+			// The new certificate is not due: what was asked for selects the old one.
+			if status := a.loadStatus(); status.due != "" {
+				t.Errorf("the new certificate is due: %s", status.due)
+			}
+		})
+	}
+}
+
+// The failure of the worker that renew starts ends the wait, and the certificate stays wanted.
+func TestRenewReturnsTheFailure(t *testing.T) {
+	t.Parallel()
+	for name, held := range map[string]bool{"with a certificate": true, "without one": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			a := testAuthenticator(t)
+			if held {
+				installPair(t, a.dir, newPair(t, nil))
+			}
+			denied := &cache.Result{Reason: string(RequestDenied), Message: "denied before", Finished: noon}
+			writeState(t, a, &cache.State{Failures: 2, Refusals: 2, NextAttempt: noon.Add(time.Hour), Last: denied})
+			starts := 0
+			a.startWorker = func() (process.ID, error) {
+				starts++
+				return process.ID{}, errors.New("no memory")
+			}
+			_, err := a.Renew(t.Context(), time.Minute, func(r error) { t.Error(r) })
+			if failure := AsFailure(err); starts != 1 || failure.Reason != WorkerUnavailable || !strings.Contains(failure.Error(), "no memory") {
+				t.Errorf("%d starts: %v", starts, err)
+			}
+			// the pause is over, and the count of refusals goes on: the next pause is no shorter
+			if state := readState(a.dir); !state.NextAttempt.IsZero() || state.Refusals != 2 {
+				t.Errorf("%+v", state)
+			}
+			if status := a.loadStatus(); held != (status.due == "a person asked for a renewal") {
+				t.Errorf("due: %q", status.due)
+			}
+		})
+	}
+}
+
+// A worker that already requests a certificate is awaited. No second one is started.
+func TestRenewJoinsAWorker(t *testing.T) {
+	t.Parallel()
+	a := testAuthenticator(t)
+	lock, err := a.dir.TryLock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, err := process.Of(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := lock.NameWorker(self); err != nil {
+		t.Fatal(err)
+	}
+	fresh := newPair(t, nil)
+	done := make(chan error)
+	go func() {
+		defer lock.Unlock()
+		done <- lock.Install(fresh)
+	}()
+	leaf, err := a.Renew(t.Context(), time.Minute, func(error) {})
+	if installErr := <-done; err != nil || installErr != nil || !leaf.Equal(fresh.Leaf) {
+		t.Fatal(errors.Join(err, installErr, fmt.Errorf("leaf %v", leaf)))
+	}
+}
