@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
@@ -178,4 +179,11 @@ func (a *access) readRecords(ctx context.Context, options ...client.ListOption) 
 	err = readPages(ctx, a.records, func() *v1alpha1.NodeAttestationList { return &v1alpha1.NodeAttestationList{} },
 		func(page *v1alpha1.NodeAttestationList) { all = append(all, page.Items...) }, options...)
 	return all, err
+}
+
+// newNodeList returns a list of Nodes to read without their spec and status.
+func newNodeList() *metav1.PartialObjectMetadataList {
+	list := &metav1.PartialObjectMetadataList{}
+	list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("NodeList"))
+	return list
 }

@@ -90,7 +90,7 @@ func TestEventsAreClaims(t *testing.T) {
 // Its reason is not on the row of the node that has attested.
 func TestCopyOfAHelloIsAClaim(t *testing.T) {
 	denied := ends(newHello("copy", "worker-1", "metal://worker-1", 1, ""), certificatesv1.CertificateDenied, "EKReplaced", "the machine has another TPM")
-	s := must(newAccess(t, newRecord("worker-1", 1), denied).status(t.Context(), "worker-1", now))
+	s := must(newAccess(t, newRecord("worker-1", 1), denied).status(t.Context(), "worker-1", "", now))
 	if len(s.Nodes) != 2 || s.Nodes[0].Claimed || s.Nodes[0].Reason != "Attested" || s.Nodes[0].Request != "" {
 		t.Errorf("a copy decides on the record's row: %+v", s.Nodes)
 	}
@@ -101,14 +101,14 @@ func TestCopyOfAHelloIsAClaim(t *testing.T) {
 	own := waits(newHello("own", "worker-1", "metal://worker-1", 1, ""), "SignerUnavailable", "there is no CA")
 	own.Spec.Username = "system:node:worker-1"
 	own.CreationTimestamp = before(10 * time.Minute)
-	s = must(newAccess(t, newRecord("worker-1", 1), denied, own).status(t.Context(), "worker-1", now))
+	s = must(newAccess(t, newRecord("worker-1", 1), denied, own).status(t.Context(), "worker-1", "", now))
 	if s.Nodes[0].Claimed || s.Nodes[0].Reason != "SignerUnavailable" || s.Nodes[0].WaitingSince == nil {
 		t.Errorf("the node's own request is not on its row: %+v", s.Nodes)
 	}
 	// What the record says of itself outranks any request.
 	suspended := newRecord("worker-1", 1)
 	suspended.Status.Suspension = &v1alpha1.AppliedSuspension{Time: before(time.Hour), Reason: "stolen"}
-	s = must(newAccess(t, suspended, denied, own).status(t.Context(), "worker-1", now))
+	s = must(newAccess(t, suspended, denied, own).status(t.Context(), "worker-1", "", now))
 	if s.Nodes[0].Reason != "MachineSuspended" || s.Nodes[0].Message != "stolen" {
 		t.Errorf("a request outranks the record: %+v", s.Nodes[0])
 	}

@@ -128,9 +128,9 @@ func (e *examination) checkConfiguration(ctx context.Context) finding {
 // usualClusterNames are names that kubeadm and others give to every cluster.
 var usualClusterNames = []string{"kubernetes", "cluster", "cluster.local", "default", "local"}
 
-func (e *examination) readDeployment(ctx context.Context) (*appsv1.Deployment, error) {
+func (a *access) readDeployment(ctx context.Context) (*appsv1.Deployment, error) {
 	deployment := &appsv1.Deployment{}
-	err := e.records.Get(ctx, client.ObjectKey{Namespace: e.controllerNamespace, Name: telemetry.Component}, deployment)
+	err := a.records.Get(ctx, client.ObjectKey{Namespace: a.controllerNamespace, Name: telemetry.Component}, deployment)
 	return deployment, err
 }
 
@@ -502,11 +502,7 @@ func (e *examination) checkNodes(ctx context.Context) finding {
 		attested[records[i].Spec.NodeName] = true
 	}
 	var without []string
-	err = readPages(ctx, e.nodes, func() *metav1.PartialObjectMetadataList {
-		list := &metav1.PartialObjectMetadataList{}
-		list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("NodeList"))
-		return list
-	}, func(page *metav1.PartialObjectMetadataList) {
+	err = readPages(ctx, e.nodes, newNodeList, func(page *metav1.PartialObjectMetadataList) {
 		for i := range page.Items {
 			if name := page.Items[i].Name; !attested[name] && !slices.Contains(e.config().UnattestedNodes, name) {
 				without = append(without, name)

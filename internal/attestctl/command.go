@@ -15,15 +15,18 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	appsv1 "k8s.io/api/apps/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/buildinfo"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/outputformat"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/terminal"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 )
 
@@ -124,7 +127,7 @@ func classifyError(err error) *failure {
 	case apierrors.IsUnauthorized(err):
 		return &failure{codeAPIRefused, "log in again: the API server does not know the credential of the kubeconfig", err}
 	case lacksRevocation(err):
-		return &failure{codeNotFound, "apply " + overlay + ": it switches revocation on (docs/operations.md)", fmt.Errorf("revocation is switched off in this cluster: %w", err)}
+		return &failure{codeNotFound, "apply " + overlay + ": it switches revocation on (docs/revocation.md)", fmt.Errorf("revocation is switched off in this cluster: %w", err)}
 	case meta.IsNoMatchError(err):
 		return &failure{codeNotFound, "apply packaging/kubernetes, or name another cluster with --context", fmt.Errorf("the API server has no NodeAttestation: %w", err)}
 	case errors.As(err, &status):
@@ -157,7 +160,7 @@ unless --workload-kubeconfig names a file.`,
   kubectl attest status
   kubectl attest pending
   kubectl attest status --workload-cluster=prod-1 --namespace=clusters`,
-		Args:          cobra.NoArgs,
+		Args:          cli.NoArgs,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
@@ -166,7 +169,7 @@ unless --workload-kubeconfig names a file.`,
 	root.SetOut(i.Stdout)
 	root.SetErr(i.Stderr)
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return usage(cli.FlagError(c, err)) })
 	flags := root.PersistentFlags()
 	i.flags.AddFlags(flags)
 	flags.Lookup("namespace").Usage = "namespace of the records: the controller's, or with --workload-cluster the Cluster's"
@@ -190,7 +193,38 @@ unless --workload-kubeconfig names a file.`,
 
 func (i *invocation) versionCommand() *cobra.Command {
 	info := buildinfo.Info{Version: i.Version, Commit: i.Commit, Protocols: map[string][]string{tpm.Provider: {attestation.VersionTPM}}}
-	return buildinfo.Command(Name, info, i.Stdout, cobra.NoArgs, usage)
+	c := buildinfo.Command(Name, info, i.Stdout, cli.NoArgs, usage)
+	var clientOnly bool
+	c.Flags().BoolVar(&clientOnly, "client", false, "ask no cluster for the controller's image")
+	c.Short = "Print version, commit, Go version and protocol versions, and the controller's image"
+	printInfo := c.RunE
+	c.RunE = func(c *cobra.Command, args []string) error {
+		if err := printInfo(c, args); err != nil || clientOnly || c.Flags().Changed("output") {
+			return err
+		}
+		return i.printController(c.Context())
+	}
+	return c
+}
+
+// printController prints the image of the controller. It does not fail if it cannot be read: a
+// person may ask for the version without a cluster.
+func (i *invocation) printController(ctx context.Context) error {
+	a, err := i.open(ctx)
+	if err == nil {
+		var deployment *appsv1.Deployment
+		if deployment, err = a.readDeployment(ctx); err == nil {
+			for _, container := range deployment.Spec.Template.Spec.Containers {
+				if err := i.printf("%s %s, %d of %d pods updated to it", telemetry.Component, container.Image, deployment.Status.UpdatedReplicas, deployment.Status.Replicas); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	if err != nil {
+		i.say("warning: the controller's version is not known: %v", err)
+	}
+	return nil
 }
 
 // output is the flag --output.

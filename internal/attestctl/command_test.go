@@ -18,6 +18,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -71,7 +72,7 @@ func TestGolden(t *testing.T) {
 		"pending.txt": {"pending"}, "pending.json": {"pending", "-o", "json"}, "pending-inventory.txt": {"pending", "-o", "inventory"},
 		"describe.txt": {"describe", "worker-1"}, "describe-claimed.txt": {"describe", "worker-9"},
 		"reset-unconfirmed.txt": {"reset", "worker-1"}, "reset.txt": {"reset", "worker-2", "--yes"}, "reset-nothing.txt": {"reset", "worker-9", "--yes"},
-		"check-empty.txt": {"check"}, "version.txt": {"version"}, "usage.txt": {"status", "a", "b"},
+		"check-empty.txt": {"check"}, "version.txt": {"version", "--client"}, "usage.txt": {"status", "a", "b"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := run(t, newAccess(t, fleet()...), args...)
@@ -136,6 +137,78 @@ func TestDescribeNamesTheOtherRecord(t *testing.T) {
 	}
 }
 
+// describe names the machine that the inventory has an EK for, and no reason twice.
+func TestDescribeNamesTheInventoryEntry(t *testing.T) {
+	hello := newHello("node-csr-1", "worker-2", "", 1, "")
+	fingerprint := claimedEK(hello).Fingerprint
+	objects := []client.Object{
+		ends(hello, certificatesv1.CertificateDenied, "NodeNameMismatch", "NodeNameMismatch: the machine is another node; RequestAge: old"),
+		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: defaultNamespace, Name: configMapName}, Data: map[string]string{configKey: goodConfig}},
+		inventoryOf("- name: rack-7\n  nodeName: worker-7\n  eks:\n  - fingerprint: " + fingerprint),
+	}
+	r := run(t, newAccess(t, objects...), "describe", "worker-2")
+	if r.code != 0 || !strings.Contains(r.stdout, ", which the inventory has for machine rack-7, node worker-7") || !strings.Contains(r.stdout, "Denied: NodeNameMismatch: the machine") {
+		t.Errorf("%+v", r)
+	}
+}
+
+// The controller's version is its image. Without a cluster, only the program's own is shown.
+func TestVersionOfTheController(t *testing.T) {
+	deployment := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: defaultNamespace, Name: telemetry.Component}, Status: appsv1.DeploymentStatus{Replicas: 2, UpdatedReplicas: 1}}
+	deployment.Spec.Template.Spec.Containers = []corev1.Container{{Name: "controller", Image: "example.com/controller:v1.2.3"}}
+	r := run(t, newAccess(t, deployment), "version")
+	if r.code != 0 || !strings.Contains(r.stdout, telemetry.Component+" example.com/controller:v1.2.3, 1 of 2 pods updated to it") {
+		t.Errorf("%+v", r)
+	}
+	if r := run(t, newAccess(t), "version"); r.code != 0 || !strings.Contains(r.stdout, Name) || !strings.Contains(r.stderr, "is not known") {
+		t.Errorf("%+v", r)
+	}
+	if r := run(t, newAccess(t, deployment), "version", "-o", "json"); r.code != 0 || strings.Contains(r.stdout, telemetry.Component) {
+		t.Errorf("%+v", r)
+	}
+}
+
+// status selects by the labels of the Nodes, and a wide table has more columns.
+func TestStatusSelectsNodes(t *testing.T) {
+	objects := append(fleet(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1", Labels: map[string]string{"pool": "gpu"}}},
+		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-2"}})
+	r := run(t, newAccess(t, objects...), "status", "-l", "pool=gpu", "-o", "wide")
+	if r.code != 0 || !strings.Contains(r.stdout, "worker-1") || strings.Contains(r.stdout, "worker-2") || !strings.Contains(r.stdout, "ATTESTED") || !strings.Contains(r.stdout, defaultNamespace+"/worker-1") {
+		t.Errorf("%+v", r)
+	}
+	if r := run(t, newAccess(t, objects...), "status", "-l", "a b"); r.code != codeUsage {
+		t.Errorf("%+v", r)
+	}
+	if r := run(t, newAccess(t, objects...), "status", "worker-2", "-l", "pool=gpu"); r.code != codeNotFound {
+		t.Errorf("%+v", r)
+	}
+}
+
+// status --watch prints the head once, and then each line that has changed. Time alone changes
+// none.
+func TestStatusIsWatched(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		record := newRecord("worker-1", 1)
+		a := newAccess(t, record, newRecord("worker-2", 2))
+		go func() {
+			time.Sleep(30 * time.Second)
+			change(t, a.records, &v1alpha1.NodeAttestation{}, record.Name, func(r *v1alpha1.NodeAttestation) {
+				r.Status.Suspension = &v1alpha1.AppliedSuspension{Reason: "stolen"}
+			})
+		}()
+		var out, errs bytes.Buffer
+		start := time.Now()
+		program := Program{access: a, now: func() time.Time { return now.Add(time.Since(start)) }}
+		code := program.Run(ctx, Process{Args: []string{"status", "--watch"}, Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs, Getenv: os.Getenv})
+		lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+		if code != 0 || errs.String() != "" || len(lines) != 4 || !strings.HasPrefix(lines[0], "NODE") || !strings.Contains(lines[3], "Suspended") {
+			t.Errorf("exit code %d: %s%s", code, out.String(), errs.String())
+		}
+	})
+}
+
 // A row says whether the node has a certificate that API servers accept.
 func TestStateOfANode(t *testing.T) {
 	for want, change := range map[recordState]func(*v1alpha1.NodeAttestation){
@@ -150,7 +223,7 @@ func TestStateOfANode(t *testing.T) {
 	} {
 		record := newRecord("worker-1", 1)
 		change(record)
-		s, err := newAccess(t, record).status(t.Context(), "", now)
+		s, err := newAccess(t, record).status(t.Context(), "", "", now)
 		if err != nil || s.Nodes[0].State != want {
 			t.Errorf("%s: %+v, %v", want, s.Nodes, err)
 		}
@@ -163,7 +236,7 @@ func TestStateOfANode(t *testing.T) {
 // A request is on a record's line only with the EK of the record. Another one is a claim.
 func TestClaimsStayApart(t *testing.T) {
 	a := newAccess(t, fleet()...)
-	s, err := a.status(t.Context(), "worker-1", now)
+	s, err := a.status(t.Context(), "worker-1", "", now)
 	if err != nil || len(s.Nodes) != 2 {
 		t.Fatalf("%+v, %v", s, err)
 	}
@@ -554,7 +627,10 @@ func TestErrors(t *testing.T) {
 	}{
 		"nobody there":            {[]string{"status", "--kubeconfig=" + empty, "--server=https://127.0.0.1:1"}, codeAPIUnreachable, "hint: is it the right cluster?"},
 		"no such file":            {[]string{"status", "--kubeconfig=" + empty + "x"}, codeUsage, "hint: see --help"},
-		"a format":                {[]string{"status", "-o", "wide"}, codeUsage, "[json yaml]"},
+		"a format":                {[]string{"status", "-o", "table"}, codeUsage, "[wide json yaml]"},
+		"a command":               {[]string{"statsu"}, codeUsage, "did you mean status?"},
+		"a flag":                  {[]string{"status", "--selektor=x"}, codeUsage, "did you mean --selector?"},
+		"a watched format":        {[]string{"status", "--watch", "-o", "json"}, codeUsage, "--output may be wide"},
 		"no workload cluster":     {[]string{"status", "--workload-kubeconfig=" + empty}, codeUsage, "needs --workload-cluster"},
 		"no command of that name": {[]string{"stat"}, codeUsage, "unknown command"},
 	} {

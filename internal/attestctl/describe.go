@@ -14,7 +14,9 @@ import (
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
 )
 
@@ -29,8 +31,10 @@ type Description struct {
 	Omitted    Omitted  `json:"omitted,omitzero"`
 	Incomplete []string `json:"incomplete,omitempty"`
 
-	// elsewhere has the nodes of other records, by their endorsement keys.
+	// elsewhere has the nodes of other records, by their endorsement keys. inventory is nil if it
+	// cannot be read.
 	elsewhere map[string]string
+	inventory *inventory.Inventory
 }
 
 // Omitted counts what is not shown.
@@ -110,6 +114,10 @@ func (a *access) describe(ctx context.Context, node string, now time.Time) (*Des
 			d.Incomplete = append(d.Incomplete, sprintf("%s: %v", what, err))
 		}
 	}
+	// Without it, only the machines of keys are missing. With Cluster API there may be none.
+	if listed, err := a.readInventory(ctx); err == nil {
+		d.inventory = listed
+	}
 	requests, err := a.readRequests(ctx, now)
 	note("requests", err)
 	events, err := readEvents(ctx, a.nodes, clusterEvents, now)
@@ -149,7 +157,7 @@ func (d *Description) fill(requests []Request, events []event) {
 	slices.SortStableFunc(events, func(a, b event) int { return b.at.Compare(a.at) })
 	d.Omitted.Events = max(0, len(events)-maxHistory)
 	for _, e := range events[:len(events)-d.Omitted.Events] {
-		d.add(metav1.NewTime(e.at), fromEvent, e.name, "%s: %s", e.reason, e.note)
+		d.add(metav1.NewTime(e.at), fromEvent, e.name, "%s", text.WithReason(e.reason, e.note))
 	}
 	trustedFirst := func(h Happening) int {
 		if h.Trusted {
@@ -193,23 +201,32 @@ func (d *Description) addRequest(r *Request) {
 	if r.hello {
 		kind = "hello"
 	}
-	if ek := r.fingerprint(); d.elsewhere[ek] != "" {
-		d.add(r.Created, fromRequest, r.Name, "%s filed by %s with EK %s, which the record of node %s has", kind, r.Requester, short(ek), d.elsewhere[ek])
-	} else if ek != "" {
-		d.add(r.Created, fromRequest, r.Name, "%s filed by %s with EK %s", kind, r.Requester, short(ek))
-	} else {
-		d.add(r.Created, fromRequest, r.Name, "%s filed by %s", kind, r.Requester)
+	filed := sprintf("%s filed by %s", kind, r.Requester)
+	if ek := r.fingerprint(); ek != "" {
+		filed += sprintf(" with EK %s", short(ek)) + d.ownersOf(ek)
 	}
-	why := sprintf("%s", r.Reason)
-	if r.Message != "" {
-		why = sprintf("%s: %s", r.Reason, r.Message)
-	}
+	d.History = append(d.History, Happening{r.Created, false, fromRequest, r.Name, filed})
+	why := text.WithReason(r.Reason, r.Message)
 	switch {
 	case !r.Since.IsZero():
 		d.add(r.Since, fromRequest, r.Name, "%s: %s", r.State, why)
 	case r.State == state.Pending.String() && why != "":
 		d.add(r.Created, fromRequest, r.Name, "waits: %s", why)
 	}
+}
+
+// ownersOf says which other node's record has an EK, and which machines the inventory has it for.
+func (d *Description) ownersOf(ek string) string {
+	var out strings.Builder
+	if node := d.elsewhere[ek]; node != "" {
+		out.WriteString(sprintf(", which the record of node %s has", node))
+	}
+	for _, machine := range d.inventory.ByEK(ek) {
+		if machine.NodeName != d.Node {
+			out.WriteString(sprintf(", which the inventory has for machine %s, node %s", machine.Name, cmp.Or(machine.NodeName, "<none>")))
+		}
+	}
+	return out.String()
 }
 
 func (i *invocation) printDescription(d *Description, format string) error {

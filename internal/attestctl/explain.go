@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/docs"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 )
 
 // Explanation is the output of the command explain: a row of docs/reasons.md.
@@ -47,7 +48,7 @@ It asks no cluster: the texts are those of docs/reasons.md of this release.`,
 			}
 			at := slices.IndexFunc(all, func(e Explanation) bool { return strings.EqualFold(e.Reason, args[0]) })
 			if at < 0 {
-				return &failure{codeNotFound, "kubectl attest explain lists all reasons" + similar(all, args[0]), fmt.Errorf("no reason %.64q", args[0])}
+				return &failure{codeNotFound, "kubectl attest explain lists all reasons", fmt.Errorf("no reason %.64q%s", args[0], text.DidYouMean(args[0], "", reasonNames(all)))}
 			}
 			if format.format != "" {
 				return i.print(format.format, all[at])
@@ -72,18 +73,23 @@ func (i *invocation) printExplanations(all []Explanation, format string) error {
 	return nil
 }
 
-// similar names reasons that have a name in common with what was typed.
-func similar(all []Explanation, typed string) string {
-	var names []string
+func reasonNames(all []Explanation) (names []string) {
 	for _, e := range all {
-		if reason, part := strings.ToLower(e.Reason), strings.ToLower(typed); part != "" && (strings.Contains(reason, part) || strings.Contains(part, reason)) {
-			names = append(names, e.Reason)
+		names = append(names, e.Reason)
+	}
+	return names
+}
+
+// remedies returns one line for each of the reasons that this release knows: what it means, and
+// what to do.
+func remedies(reasons []string) (lines []string) {
+	all := explanations()
+	for _, reason := range slices.Compact(slices.Sorted(slices.Values(reasons))) {
+		if at := slices.IndexFunc(all, func(e Explanation) bool { return e.Reason == reason }); at >= 0 {
+			lines = append(lines, fmt.Sprintf("%s: %s; what to do: %s", reason, all[at].Meaning, all[at].Remedy))
 		}
 	}
-	if len(names) == 0 {
-		return ""
-	}
-	return "; similar ones: " + strings.Join(names, ", ")
+	return lines
 }
 
 var (

@@ -22,7 +22,7 @@ func TestExplain(t *testing.T) {
 	if r := run(t, nil, "explain"); r.code != 0 || strings.Count(r.stdout, "\n") < 100 {
 		t.Errorf("%+v", r)
 	}
-	if r := run(t, nil, "explain", "ProviderID"); r.code != codeNotFound || !strings.Contains(r.stderr, "ProviderIDMismatch") || r.stdout != "" {
+	if r := run(t, nil, "explain", "ProviderID"); r.code != codeNotFound || !strings.Contains(r.stderr, "did you mean ProviderID") || r.stdout != "" {
 		t.Errorf("%+v", r)
 	}
 	if r := run(t, nil, "explain", "IdentityBound", "-o", "json"); r.code != 0 || !strings.Contains(r.stdout, `"remedy": "`) || strings.Contains(r.stdout, "](") {

@@ -25,7 +25,7 @@ func (i *invocation) pendingCommand() *cobra.Command {
 		Use:   "pending [NODE...]",
 		Short: "List the requests that wait, and why; with -o inventory, as entries for the inventory",
 		Long: `List the requests that wait, the newest of each node name and endorsement key. The API server vouches for REQUESTER and WAITING.
-The rest is what the requester claims, or the controller's answer.
+The rest is what the requester claims, or the controller's answer. What each reason means, and what to do, follows on standard error.
 
 With -o inventory it prints entries for the inventory, of the machines that no source of machines names. To list a machine is to
 trust it: a client with a bootstrap token can file a request with any endorsement key and any node name. Compare each fingerprint with
@@ -74,13 +74,20 @@ func (i *invocation) printPending(p *Pending, format string) error {
 		i.say("no request waits")
 		return nil
 	}
-	rows := make([][]any, 0, len(p.Requests))
+	rows, reasons := make([][]any, 0, len(p.Requests)), make([]string, 0, len(p.Requests))
 	for _, r := range p.Requests {
+		reasons = append(reasons, r.Reason)
 		issuer := ""
 		if r.EK != nil && r.EK.Certificate != nil {
 			issuer = r.EK.Certificate.Issuer
 		}
 		rows = append(rows, []any{r.NodeName, r.ProviderID, short(r.fingerprint()), issuer, r.Requester, age(r.Created.Time, i.now), r.Reason, r.Name})
 	}
-	return printTable(i.Stdout, []any{"NODE", "PROVIDER ID", "EK", "EK ISSUER", "REQUESTER", "WAITING", "REASON", "REQUEST"}, rows)
+	if err := printTable(i.Stdout, []any{"NODE", "PROVIDER ID", "EK", "EK ISSUER", "REQUESTER", "WAITING", "REASON", "REQUEST"}, rows); err != nil {
+		return err
+	}
+	for _, line := range remedies(reasons) {
+		i.say("%s", prose(line))
+	}
+	return nil
 }

@@ -53,10 +53,13 @@ func (i *invocation) printf(format string, arguments ...any) error {
 // maxCell limits a cell of a table, in bytes.
 const maxCell = 63
 
-// printTable prints rows as kubectl get does.
+// printTable prints rows as kubectl get does, without a head if that is empty.
 func printTable(out io.Writer, head []any, rows [][]any) error {
 	w := printers.GetNewTabWriter(out)
-	for _, row := range append([][]any{head}, rows...) {
+	if len(head) > 0 {
+		rows = append([][]any{head}, rows...)
+	}
+	for _, row := range rows {
 		cells := make([]string, len(row))
 		for i, cell := range row {
 			if cells[i] = fmt.Sprint(shown(cell, maxCell)); cells[i] == "" {

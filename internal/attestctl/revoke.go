@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -301,11 +300,7 @@ func (a *access) labelledNodes(ctx context.Context, selector string) (names []st
 	if err != nil {
 		return nil, usage(fmt.Errorf("--selector: %w", err))
 	}
-	err = readPages(ctx, a.nodes, func() *metav1.PartialObjectMetadataList {
-		list := &metav1.PartialObjectMetadataList{}
-		list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("NodeList"))
-		return list
-	}, func(page *metav1.PartialObjectMetadataList) {
+	err = readPages(ctx, a.nodes, newNodeList, func(page *metav1.PartialObjectMetadataList) {
 		for i := range page.Items {
 			names = append(names, page.Items[i].Name)
 		}

@@ -4,6 +4,8 @@ package attestctl
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -90,6 +92,8 @@ func stateOf(r *v1alpha1.NodeAttestation, expires *metav1.Time, now time.Time) r
 
 func (i *invocation) statusCommand() *cobra.Command {
 	var format *output
+	var selector string
+	var watch bool
 	c := &cobra.Command{
 		Use:   "status [NODE]",
 		Short: "Show each node: state, machine, endorsement key, expiry, last reason, waiting since",
@@ -100,18 +104,25 @@ token can file a request with any node name and endorsement key (EK).
 STATE is Attested (has a valid certificate), Expired, Revoked (the newest certificate), Suspended (the machine gets none), Admitted (has a record
 and no certificate yet) or Claimed (has no record).`,
 		Example: `  kubectl attest status
-  kubectl attest status worker-7 -o yaml`,
+  kubectl attest status worker-7 -o yaml
+  kubectl attest status --selector=pool=gpu --watch`,
 		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: i.completeNode,
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := format.check(); err != nil {
 				return err
 			}
+			if watch && format.format != "" && format.format != formatWide {
+				return usage(fmt.Errorf("--watch prints a table: --output may be %s", formatWide))
+			}
 			a, err := i.open(c.Context())
 			if err != nil {
 				return err
 			}
-			status, err := a.status(c.Context(), strings.Join(args, ""), i.now)
+			if watch {
+				return i.watchStatus(c.Context(), a, strings.Join(args, ""), selector, format.format)
+			}
+			status, err := a.status(c.Context(), strings.Join(args, ""), selector, i.now)
 			if err != nil {
 				return err
 			}
@@ -127,8 +138,42 @@ and no certificate yet) or Claimed (has no record).`,
 			return nil
 		},
 	}
-	format = outputFlag(c)
+	format = outputFlag(c, formatWide)
+	c.Flags().StringVarP(&selector, "selector", "l", "", "only nodes whose Node has these labels, as for kubectl get")
+	c.Flags().BoolVarP(&watch, "watch", "w", false, "go on, and print each line again when it has changed")
 	return c
+}
+
+// formatWide is a format of the command status: the table with more columns.
+const formatWide = "wide"
+
+// watchStatus prints the table, and then the lines that are new or have changed, until ctx ends.
+func (i *invocation) watchStatus(ctx context.Context, a *access, node string, selector string, format string) error {
+	printed, head := map[string]bool{}, true
+	err := i.poll(ctx, 0, lastPoll, func(ctx context.Context) (bool, string, error) {
+		i.now = i.clock()
+		status, err := a.status(ctx, node, selector, i.now)
+		if err != nil {
+			return false, "", err
+		}
+		current := map[string]bool{}
+		changed := slices.DeleteFunc(status.Nodes, func(n NodeStatus) bool {
+			line, _ := json.Marshal(n) // cannot fail: it is plain data
+			current[string(line)] = true
+			return printed[string(line)]
+		})
+		printed = current
+		if len(changed) == 0 {
+			return false, "", nil
+		}
+		printHead := head
+		head = false
+		return false, "", i.printNodes(changed, format == formatWide, printHead)
+	})
+	if errors.Is(err, errWaitEnded) {
+		return nil // a person has ended it
+	}
+	return err
 }
 
 // namespaceIsMissing reports whether the namespace of the records is known not to exist.
@@ -140,21 +185,27 @@ func notFound(node string) error {
 	return &failure{codeNotFound, "kubectl attest pending lists all requests that wait; finished ones vanish after an hour", fmt.Errorf("node %q has no record and no request", node)}
 }
 
-// status collects the status of one node, or of all.
-func (a *access) status(ctx context.Context, node string, now time.Time) (*Status, error) {
+// status collects the status of one node, or of all, or of those whose Node the selector selects.
+func (a *access) status(ctx context.Context, node string, selector string, now time.Time) (*Status, error) {
 	records, err := a.readRecords(ctx)
 	if err != nil {
 		return nil, err
+	}
+	wanted := func(name string) bool { return node == "" || name == node }
+	if selector != "" {
+		selected, err := a.labelledNodes(ctx, selector)
+		if err != nil {
+			return nil, err
+		}
+		wanted = func(name string) bool { return slices.Contains(selected, name) && (node == "" || name == node) }
 	}
 	s := &Status{Nodes: []NodeStatus{}}
 	requests, err := a.readRequests(ctx, now)
 	if err != nil {
 		s.Incomplete = append(s.Incomplete, sprintf("requests: %v", err))
 	}
-	if node != "" {
-		records = slices.DeleteFunc(records, func(r v1alpha1.NodeAttestation) bool { return r.Spec.NodeName != node })
-		requests = slices.DeleteFunc(requests, func(r Request) bool { return r.NodeName != node })
-	}
+	records = slices.DeleteFunc(records, func(r v1alpha1.NodeAttestation) bool { return !wanted(r.Spec.NodeName) })
+	requests = slices.DeleteFunc(requests, func(r Request) bool { return !wanted(r.NodeName) })
 	s.fill(records, requests, now)
 	return s, nil
 }
@@ -245,15 +296,20 @@ func (n *NodeStatus) add(r *Request) {
 
 func (i *invocation) printStatus(s *Status, format string) error {
 	i.warnIncomplete(s.Incomplete, s.Omitted)
-	if format != "" {
+	if format != "" && format != formatWide {
 		return i.print(format, s)
 	}
 	if len(s.Nodes) == 0 {
 		return nil
 	}
-	rows := make([][]any, 0, len(s.Nodes))
-	for _, n := range s.Nodes {
-		machine, expires, waiting := "", "", ""
+	return i.printNodes(s.Nodes, format == formatWide, true)
+}
+
+// printNodes prints a table, if wide with more columns.
+func (i *invocation) printNodes(nodes []NodeStatus, wide, head bool) error {
+	rows := make([][]any, 0, len(nodes))
+	for _, n := range nodes {
+		machine, expires, waiting, attested := "", "", "", ""
 		if n.Machine != nil {
 			machine = n.Machine.Name
 		}
@@ -263,9 +319,23 @@ func (i *invocation) printStatus(s *Status, format string) error {
 		if n.WaitingSince != nil {
 			waiting = age(n.WaitingSince.Time, i.now)
 		}
-		rows = append(rows, []any{n.Node, n.State, machine, short(n.EK), expires, n.Reason, waiting})
+		if n.LastAttested != nil {
+			attested = age(n.LastAttested.Time, i.now)
+		}
+		row := []any{n.Node, n.State, machine, short(n.EK), expires, n.Reason, waiting}
+		if wide {
+			row = append(row, attested, n.Record, n.Request, n.Message)
+		}
+		rows = append(rows, row)
 	}
-	return printTable(i.Stdout, []any{"NODE", "STATE", "MACHINE", "EK", "EXPIRES", "REASON", "WAITING"}, rows)
+	columns := []any{"NODE", "STATE", "MACHINE", "EK", "EXPIRES", "REASON", "WAITING"}
+	if wide {
+		columns = append(columns, "ATTESTED", "RECORD", "REQUEST", "MESSAGE")
+	}
+	if !head {
+		columns = nil
+	}
+	return printTable(i.Stdout, columns, rows)
 }
 
 // warnIncomplete warns of missing parts of the output.

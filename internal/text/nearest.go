@@ -7,8 +7,12 @@ import "strings"
 // farthest is how many letters a mistyped word may be off.
 const farthest = 2
 
-// Nearest returns the candidate that a mistyped word most likely means, "" if none is near. Case
-// does not count. Of two candidates that are equally near, it returns the first.
+// leastPrefix is how many letters of a word say which one is meant.
+const leastPrefix = 3
+
+// Nearest returns the candidate that a mistyped word most likely means, or one that begins with the
+// word. It returns "" if there is none. Case does not count. Of two candidates that are equally
+// near, it returns the first.
 func Nearest(word string, candidates []string) string {
 	nearest, least := "", min(farthest, len(word)/2)+1
 	for _, candidate := range candidates {
@@ -16,7 +20,15 @@ func Nearest(word string, candidates []string) string {
 			nearest, least = candidate, d
 		}
 	}
-	return nearest
+	if nearest != "" || len(word) < leastPrefix {
+		return nearest
+	}
+	for _, candidate := range candidates {
+		if strings.HasPrefix(strings.ToLower(candidate), strings.ToLower(word)) {
+			return candidate
+		}
+	}
+	return ""
 }
 
 // DidYouMean returns what follows an error about a mistyped word, empty if no candidate is near.

@@ -137,3 +137,14 @@ func Names(names []string) string {
 	}
 	return s
 }
+
+// WithReason puts a reason before a message that does not begin with it.
+func WithReason(reason, message string) string {
+	switch {
+	case reason == "", message == reason, strings.HasPrefix(message, reason+": "):
+		return message
+	case message == "":
+		return reason
+	}
+	return reason + ": " + message
+}

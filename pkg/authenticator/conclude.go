@@ -58,7 +58,7 @@ func (e *enrolment) check(decision csr.Decision) (*cache.Pair, error) {
 	pending := e.pending
 	name := pending.Last().Name
 	why := func(reason Reason, verb, hint string) error {
-		return &Failure{reason, hint, fmt.Errorf("CertificateSigningRequest %s: %s by signer %s: %q: %q", name, verb, signerOf(pending), decision.Reason, decision.Message)}
+		return &Failure{reason, hint, fmt.Errorf("CertificateSigningRequest %s: %s by signer %s: %q", name, verb, signerOf(pending), text.WithReason(decision.Reason, decision.Message))}
 	}
 	switch decision.Outcome {
 	case csr.Denied:

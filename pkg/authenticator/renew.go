@@ -17,8 +17,8 @@ const askedRenewal = "(asked for)"
 
 // Renew replaces the certificate now, or gets the first one. It ends the pause after a denial or a
 // failure. Unlike AwaitFirst it returns the first worker's failure. Until then it calls remark with
-// each reason for which the request waits, and with the provider's caution. After a failure, runs of
-// the kubelet continue to ask for the renewal, with the usual back-off.
+// each reason for which the request waits, and with the provider's caution. After a failure, runs
+// of the kubelet continue to ask for the renewal, with the usual back-off.
 func (a *Authenticator) Renew(ctx context.Context, wait time.Duration, remark func(error)) (*x509.Certificate, error) {
 	if a.invalid != nil {
 		return nil, AsFailure(a.invalid)

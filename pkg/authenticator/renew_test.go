@@ -15,8 +15,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
-// A certificate that is not due is replaced, also where the node checks for no announced renewals or
-// the provider does not renew.
+// A certificate that is not due is replaced, also where the node checks for no announced renewals
+// or the provider does not renew.
 func TestRenewReplacesACertificate(t *testing.T) {
 	t.Parallel()
 	for name, arrange := range map[string]func(*Authenticator){

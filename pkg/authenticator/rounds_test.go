@@ -599,14 +599,14 @@ func TestRefusalsOfHelloAndProof(t *testing.T) {
 		pause          backOff
 		says           string
 	}{
-		"hello denied": {func(n *testNode) { n.api.hello = deny("UnknownEK") }, 1, 0, RequestDenied, later, `"UnknownEK"`},
+		"hello denied": {func(n *testNode) { n.api.hello = deny("UnknownEK") }, 1, 0, RequestDenied, later, `"UnknownEK: `},
 		"hello denied, answered": {func(n *testNode) {
 			n.api.hello = func(i int, o *csrObject) { challenge(i, o); deny("UnknownEK")(i, o) }
-		}, 1, 0, RequestDenied, later, `"UnknownEK"`},
-		"hello failed": {func(n *testNode) { n.api.hello = set(certificatesv1.CertificateFailed, "Broken") }, 1, 0, requestFailed, later, `"Broken"`},
+		}, 1, 0, RequestDenied, later, `"UnknownEK: `},
+		"hello failed": {func(n *testNode) { n.api.hello = set(certificatesv1.CertificateFailed, "Broken") }, 1, 0, requestFailed, later, `"Broken: `},
 		"hello failed, answered": {func(n *testNode) {
 			n.api.hello = func(i int, o *csrObject) { challenge(i, o); set(certificatesv1.CertificateFailed, "Broken")(i, o) }
-		}, 1, 0, requestFailed, later, `"Broken"`},
+		}, 1, 0, requestFailed, later, `"Broken: `},
 		"hello denied for a Node":                         {func(n *testNode) { n.api.hello = deny(attestation.ReasonNodeRegistered) }, 1, 0, RequestDenied, later, attestation.ReasonNodeRegistered},
 		"hello denied for a suspended machine":            {func(n *testNode) { n.api.hello = deny(attestation.ReasonSuspended) }, 1, 0, MachineSuspended, later, attestation.ReasonSuspended},
 		"proof denied for a suspended machine":            {func(n *testNode) { n.api.proof = deny(attestation.ReasonSuspended) }, 1, 1, MachineSuspended, later, attestation.ReasonSuspended},
@@ -616,8 +616,8 @@ func TestRefusalsOfHelloAndProof(t *testing.T) {
 		"hello denied as expired":                         {func(n *testNode) { n.api.hello = deny(attestation.ReasonExpired) }, 1, 0, RequestDenied, later, attestation.ReasonExpired},
 		"hello deleted once":                              {func(n *testNode) { n.api.hello = first(remove, challenge) }, 2, 1, "", none, ""},
 		"hellos deleted":                                  {func(n *testNode) { n.api.hello = remove }, 3, 0, requestFailed, later, "deleted"},
-		"proof denied":                                    {func(n *testNode) { n.api.proof = deny("Policy") }, 1, 1, RequestDenied, later, `"Policy"`},
-		"proof failed":                                    {func(n *testNode) { n.api.proof = set(certificatesv1.CertificateFailed, "Broken") }, 1, 1, requestFailed, later, `"Broken"`},
+		"proof denied":                                    {func(n *testNode) { n.api.proof = deny("Policy") }, 1, 1, RequestDenied, later, `"Policy: `},
+		"proof failed":                                    {func(n *testNode) { n.api.proof = set(certificatesv1.CertificateFailed, "Broken") }, 1, 1, requestFailed, later, `"Broken: `},
 		"hello with a condition of no type that there is": {func(n *testNode) { n.api.hello = set("approved", "Odd") }, 1, 0, requestFailed, later, `\"approved\"`},
 		"proof with a condition of no type that there is": {func(n *testNode) { n.api.proof = set("Approved ", "Odd") }, 1, 1, requestFailed, later, `\"Approved \"`},
 		"proof failed as expired":                         {func(n *testNode) { n.api.proof = set(certificatesv1.CertificateFailed, attestation.ReasonExpired) }, 1, 1, requestFailed, later, ""},

@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/outputformat"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/terminal"
@@ -150,7 +151,7 @@ On a terminal it does not print the key. Run status, doctor or --dry-run instead
 	root.SetArgs(i.Args)
 	root.SetOut(i.Stdout)
 	root.SetErr(i.Stderr)
-	root.SetFlagErrorFunc(flagError)
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return usage(cli.FlagError(c, err)) })
 	i.config = authenticator.DefaultConfig()
 	i.config.Provider = i.DefaultProvider
 	flags := root.PersistentFlags()
@@ -189,31 +190,10 @@ func (i *invocation) addCommands() {
 }
 
 func noArgs(c *cobra.Command, args []string) error {
-	if len(args) == 0 {
-		return nil
+	if err := cli.NoArgs(c, args); err != nil {
+		return usage(err)
 	}
-	suggestion := ""
-	if c.SuggestionsMinimumDistance = 2; args[0] != "" {
-		if names := c.SuggestionsFor(args[0]); len(names) > 0 {
-			suggestion = "; did you mean " + strings.Join(names, " or ") + "?"
-		}
-	}
-	return usage(fmt.Errorf("unknown command or argument %q for %s%s", args[0], c.CommandPath(), suggestion))
-}
-
-// flagError returns the Failure for flags that do not parse.
-func flagError(c *cobra.Command, err error) error {
-	var unknown *pflag.NotExistError
-	if errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "" {
-		var names []string
-		c.Flags().VisitAll(func(f *pflag.Flag) {
-			if !f.Hidden {
-				names = append(names, f.Name)
-			}
-		})
-		err = fmt.Errorf("%w%s", err, text.DidYouMean(unknown.GetSpecifiedName(), "--", names))
-	}
-	return usage(err)
+	return nil
 }
 
 // example returns the examples of a command's help, with the program's name for "{}".

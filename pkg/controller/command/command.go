@@ -16,6 +16,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/buildinfo"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
@@ -108,7 +109,7 @@ or SIGINT.`,
 	root.SetOut(i.Stdout)
 	root.SetErr(i.Stderr)
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return usage(cli.FlagError(c, err)) })
 	root.PersistentFlags().StringVar(&i.file, "config", defaultConfigFile, "configuration file, which has to exist")
 	root.Flags().StringVar(&i.kubeconfig, "kubeconfig", "", "kubeconfig file (default: the pod's service account)")
 	root.Flags().StringVar(&i.watchFilter, "watch-filter", "", "takes precedence over clusterAPI.watchFilter of the configuration file")
@@ -131,8 +132,8 @@ or SIGINT.`,
 }
 
 func noArgs(c *cobra.Command, args []string) error {
-	if len(args) > 0 {
-		return usage(fmt.Errorf("unknown command or argument %q for %s", args[0], c.CommandPath()))
+	if err := cli.NoArgs(c, args); err != nil {
+		return usage(err)
 	}
 	return nil
 }
