@@ -18,8 +18,11 @@ func providers() []provider.Factory {
 
 // flagValues returns the values that shell completion offers for a provider's own flag.
 func flagValues(flag string) []string {
-	if flag == "ek-template" {
+	switch flag {
+	case "ek-template":
 		return tpm.EKTemplates()
+	case "system-uuid-from":
+		return tpm.SystemUUIDFields()
 	}
 	return nil
 }

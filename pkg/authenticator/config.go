@@ -45,6 +45,9 @@ type Config struct {
 	// ProviderIDScheme makes a provider ID of the machine's system UUID, as <scheme>://<uuid>,
 	// if there is no ProviderID.
 	ProviderIDScheme string `json:"providerIDScheme,omitempty"`
+	// SystemUUIDFrom is the field of the firmware that has this UUID: product_uuid, the default, or
+	// product_serial, which has the UUID of a vSphere machine in the platform's spelling.
+	SystemUUIDFrom string `json:"systemUUIDFrom,omitempty"`
 	// CertDir is the certificate directory.
 	CertDir string `json:"certDir,omitempty"`
 	// RuntimeDir has the TPM's lock, and a note about the certificate that a run printed last, from

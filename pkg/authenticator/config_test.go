@@ -20,7 +20,7 @@ const configHead = "apiVersion: authenticator.cluster.x-k8s.io/v1alpha1\nkind: K
 func TestParseConfigReadsEveryField(t *testing.T) {
 	want := Config{
 		TypeMeta: metav1.TypeMeta{APIVersion: configAPIVersion, Kind: configKind},
-		Provider: "tpm", NodeName: "a", ProviderID: "x://y", ProviderIDScheme: "x", CertDir: "/certs", RuntimeDir: "/run/x",
+		Provider: "tpm", NodeName: "a", ProviderID: "x://y", ProviderIDScheme: "x", SystemUUIDFrom: "product_serial", CertDir: "/certs", RuntimeDir: "/run/x",
 		BootstrapKubeconfig: "/b.conf", SignerName: "example.com/x", TPMDevice: "/dev/tpm0", EKTemplate: "rsa-2048", MetricsTextfile: "/m.prom",
 		KeepBootstrapCredential: true, KubeletKubeconfig: "/etc/k.conf", KubeletBootstrapKubeconfig: "/etc/b.conf", PrepareWait: metav1.Duration{Duration: time.Minute},
 		Expiration:  metav1.Duration{Duration: 36 * time.Hour},

@@ -111,7 +111,7 @@ func (o *Options) NewProvider() (provider.Provider, error) {
 		if factory.Name != c.Provider {
 			continue
 		}
-		p, err := factory.New(provider.Settings{TPMDevice: c.TPMDevice, EKTemplate: c.EKTemplate, ProviderIDScheme: c.ProviderIDScheme, RuntimeDir: c.RuntimeDir})
+		p, err := factory.New(provider.Settings{TPMDevice: c.TPMDevice, EKTemplate: c.EKTemplate, ProviderIDScheme: c.ProviderIDScheme, SystemUUIDFrom: c.SystemUUIDFrom, RuntimeDir: c.RuntimeDir})
 		if err != nil {
 			return nil, fmt.Errorf("provider %s: %w", c.Provider, err)
 		}

@@ -188,6 +188,9 @@ type Settings struct {
 	// ProviderIDScheme is the scheme of a provider ID made of the machine's system UUID. If it
 	// is empty, none is made.
 	ProviderIDScheme string
+	// SystemUUIDFrom is the field of the firmware that the system UUID is read from, as Linux names
+	// it. If it is empty, the provider chooses one.
+	SystemUUIDFrom string
 	// RuntimeDir is a directory that only root can write, for locks. It need not survive a reboot.
 	RuntimeDir string
 }

@@ -151,6 +151,8 @@ func (e *evaluation) judgeMachine() {
 	case e.requested.providerID == "" || e.requested.providerID == providerID:
 	case providerID == "":
 		e.wait(ReasonMachineNotReady, "the machine has no provider ID yet")
+	case slices.ContainsFunc(e.in.Machines, func(other Machine) bool { return other.Ref != m.Ref && other.ProviderID == e.requested.providerID }):
+		e.deny(ReasonProviderIDMismatch, "the provider ID is another machine's: its firmware may have a UUID that several machines share")
 	default:
 		e.deny(ReasonProviderIDMismatch, "the provider ID is not the machine's")
 	}

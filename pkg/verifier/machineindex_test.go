@@ -4,6 +4,7 @@ package verifier
 
 import (
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -42,5 +43,21 @@ func TestRelevantMachines(t *testing.T) {
 	claim, _ := must(New(w.policy)).ParseClaim(w.in.Request)
 	if got := NewMachineIndex(append(w.in.Machines, machine("x"), machine("y"))).Relevant(claim, "", w.in); len(got) > 2 {
 		t.Errorf("%d machines are relevant", len(got))
+	}
+}
+
+// A denied provider ID that another machine has is said to be that one's, so that a UUID which
+// several machines share is found. The node reads the same text.
+func TestProviderIDOfAnotherMachineIsNamed(t *testing.T) {
+	for shared, says := range map[bool]string{true: "another machine's", false: "not the machine's"} {
+		w := good(First)
+		w.named(nodeName, "acme://zone/shared")
+		if other := machine("other"); shared {
+			other.ProviderID = "acme://zone/shared"
+			w.in.Machines = append(w.in.Machines, other)
+		}
+		if d := w.judge(t); d.Outcome != Deny || d.Refusals.Reason() != ReasonProviderIDMismatch || !strings.Contains(d.Refusals.Error(), says) {
+			t.Errorf("shared %t: %s, %v", shared, d.Outcome, d.Refusals)
+		}
 	}
 }

@@ -212,6 +212,7 @@ func bind(flags *pflag.FlagSet, c *authenticator.Config) {
 	flags.StringVar(&c.NodeName, "node-name", c.NodeName, "name of this machine's Node (default: as the kubelet computes it)")
 	flags.StringVar(&c.ProviderID, "provider-id", c.ProviderID, "the machine's provider ID (default: the provider's)")
 	flags.StringVar(&c.ProviderIDScheme, "provider-id-scheme", c.ProviderIDScheme, "make the provider ID from the system UUID: <scheme>://<uuid>")
+	flags.StringVar(&c.SystemUUIDFrom, "system-uuid-from", c.SystemUUIDFrom, "field of the firmware that has the system UUID: product_uuid, or product_serial on vSphere (default: product_uuid)")
 	flags.StringVar(&c.CertDir, "cert-dir", c.CertDir, "certificate directory")
 	flags.StringVar(&c.RuntimeDir, "runtime-dir", c.RuntimeDir, "directory for the TPM's lock and the note of which certificate a run printed last; may be lost at a reboot")
 	flags.StringVar(&c.BootstrapKubeconfig, "bootstrap-kubeconfig", c.BootstrapKubeconfig,

@@ -11,7 +11,7 @@ import (
 // completeValues registers shell completion for the values of flags. It switches off the completion
 // of file names, since no command takes a file as an argument.
 func (i *invocation) completeValues() {
-	for _, name := range []string{"provider", "ek-template"} {
+	for _, name := range []string{"provider", "ek-template", "system-uuid-from"} {
 		if values := i.flagValues(name); len(values) > 0 {
 			completeFlag(i.root, name, values)
 		}

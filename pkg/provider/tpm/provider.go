@@ -5,10 +5,12 @@
 package tpm
 
 import (
+	"cmp"
 	"context"
 	"crypto/fips140"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -54,11 +56,15 @@ func Factory() provider.Factory {
 			if ekTemplate != "" && !slices.Contains(template.Names(), ekTemplate) {
 				return nil, fmt.Errorf("ekTemplate %.64q: must be %s, or one of %s", ekTemplate, autoEKTemplate, strings.Join(template.Names(), ", "))
 			}
+			field := cmp.Or(s.SystemUUIDFrom, productUUID)
+			if !slices.Contains(SystemUUIDFields(), field) {
+				return nil, fmt.Errorf("systemUUIDFrom %.64q: must be one of %s", field, strings.Join(SystemUUIDFields(), ", "))
+			}
 			return &Provider{
 				ekTemplate: ekTemplate,
 				options:    tpm.Options{Device: s.TPMDevice, LockDir: s.RuntimeDir},
 				scheme:     s.ProviderIDScheme,
-				uuidFile:   systemUUID,
+				uuidFile:   filepath.Join(firmware, field),
 				now:        time.Now,
 				readEvent:  tpm.EventLog,
 			}, nil

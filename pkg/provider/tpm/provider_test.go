@@ -60,6 +60,11 @@ func TestProviderIDIsTheSystemUUID(t *testing.T) {
 		{"metal", "12345678-1234-5678-90AB-CDDEEFAABBCC", "", "many machines"},
 		{"metal", "78563412-3412-7856-90ab-cddeefaabbcc", "", "many machines"},
 		{"metal", "4C4C4544-0000-2010-8020-80C04F202020", "", "many machines"},
+		{"vsphere", "VMware-42 0b cf 2b 1f 6b e7 f0-5e 5f 2c 3d 4e 5f 60 71\n", "vsphere://420bcf2b-1f6b-e7f0-5e5f-2c3d4e5f6071", ""},
+		{"vsphere", "VMware-42 0b cf 2b 1f 6b e7 f0-5e 5f 2c 3d 4e 5f 60\n", "", "does not hold a UUID"},
+		{"vsphere", "VMware-42 0b cf 2b 1f 6b e7 f0-5e 5f 2c 3d 4e 5f 60 7g\n", "", "does not hold a UUID"},
+		{"vsphere", "420bcf2b1f6be7f05e5f2c3d4e5f6071\n", "", "does not hold a UUID"},
+		{"vsphere", "VMware-00 00 00 00 00 00 00 00-00 00 00 00 00 00 00 00\n", "", "many machines"},
 	} {
 		if err := os.WriteFile(file, []byte(c.content), 0o600); err != nil {
 			t.Fatal(err)
@@ -84,6 +89,20 @@ func TestSharedUUIDsHaveSources(t *testing.T) {
 		id, source, _ := strings.Cut(strings.TrimSpace(line), " ")
 		if id != "#" && (!isUUID(id) || source == "") {
 			t.Errorf("%q", line)
+		}
+	}
+}
+
+// The setting selects the file, and no other file can be named.
+func TestSystemUUIDFrom(t *testing.T) {
+	for field, file := range map[string]string{"": "/sys/class/dmi/id/product_uuid", "product_uuid": "/sys/class/dmi/id/product_uuid", "product_serial": "/sys/class/dmi/id/product_serial"} {
+		if p := newProvider(t, provider.Settings{SystemUUIDFrom: field}); p.uuidFile != file {
+			t.Errorf("%q: %s", field, p.uuidFile)
+		}
+	}
+	for _, field := range []string{"board_serial", "../product_uuid", "Product_UUID"} {
+		if _, err := Factory().New(provider.Settings{SystemUUIDFrom: field}); err == nil || !strings.Contains(err.Error(), "product_serial") {
+			t.Errorf("%q: %v", field, err)
 		}
 	}
 }

@@ -10,9 +10,32 @@ import (
 	"strings"
 )
 
-// systemUUID is the system UUID of the firmware (SMBIOS 3.x, 7.2.1), as Linux shows it to root. The
-// maker of the machine sets it, and it is no secret. It names a machine, and proves nothing.
-const systemUUID = "/sys/class/dmi/id/product_uuid"
+// firmware is where Linux shows root what the firmware says of the machine. The maker of the
+// machine sets that, and it is no secret. It names a machine, and proves nothing.
+const firmware = "/sys/class/dmi/id"
+
+const (
+	// productUUID is the system UUID (SMBIOS 3.x, 7.2.1).
+	productUUID = "product_uuid"
+	// productSerial is the serial number. vSphere writes the UUID of the virtual machine there, as
+	// in the provider ID. Its system UUID has the first three groups in another byte order,
+	// depending on the version of the virtual hardware (kubernetes/kubernetes#58927).
+	productSerial = "product_serial"
+)
+
+// SystemUUIDFields returns the fields of the firmware that the system UUID can be read from.
+func SystemUUIDFields() []string { return []string{productUUID, productSerial} }
+
+// vmwareUUID returns the UUID in a serial number such as
+// "VMware-42 0b cf 2b 1f 6b e7 f0-5e 5f 2c 3d 4e 5f 60 71". Any other text it returns as it is.
+func vmwareUUID(serial string) string {
+	bytes, ours := strings.CutPrefix(serial, "vmware-")
+	digits := strings.NewReplacer(" ", "", "-", "").Replace(bytes)
+	if !ours || len(digits) != 32 {
+		return serial
+	}
+	return digits[:8] + "-" + digits[8:12] + "-" + digits[12:16] + "-" + digits[16:20] + "-" + digits[20:]
+}
 
 // ProviderID returns <scheme>://<system UUID>, empty if no scheme is set.
 func (p *Provider) ProviderID(context.Context) (string, error) {
@@ -23,7 +46,7 @@ func (p *Provider) ProviderID(context.Context) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("system UUID: %w", err)
 	}
-	id := strings.ToLower(strings.TrimSpace(string(data)))
+	id := vmwareUUID(strings.ToLower(strings.TrimSpace(string(data))))
 	switch {
 	case !isUUID(id):
 		return "", fmt.Errorf("system UUID: %s does not hold a UUID", p.uuidFile)
