@@ -530,7 +530,7 @@ func (e *examination) checkKubelets(ctx context.Context) finding {
 	}
 	var nodes []string
 	for _, r := range requests {
-		if r.Reason == ReasonNoEvidence && !slices.Contains(nodes, r.NodeName) && !slices.Contains(e.config().UnattestedNodes, r.NodeName) {
+		if r.Reason == telemetry.ReasonNoEvidence && !slices.Contains(nodes, r.NodeName) && !slices.Contains(e.config().UnattestedNodes, r.NodeName) {
 			nodes = append(nodes, r.NodeName)
 		}
 	}

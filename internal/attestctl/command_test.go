@@ -101,7 +101,7 @@ func TestRequestsWithoutEvidenceAreShown(t *testing.T) {
 		if !strings.Contains(r.stdout, "forgotten") || strings.Contains(r.stdout, "another") || strings.Contains(r.stdout, "decided") {
 			t.Errorf("%q: %+v", args, r)
 		}
-		if args[0] != "check" && !strings.Contains(r.stdout, ReasonNoEvidence) {
+		if args[0] != "check" && !strings.Contains(r.stdout, telemetry.ReasonNoEvidence) {
 			t.Errorf("%q: %+v", args, r)
 		}
 	}

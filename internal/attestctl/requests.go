@@ -20,6 +20,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/tpmprovider"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
@@ -144,10 +145,6 @@ func (a *access) readRequests(ctx context.Context, now time.Time) ([]Request, er
 	return all, nil
 }
 
-// ReasonNoEvidence is the reason of a request that a kubelet made by itself. The controller decides
-// on it only if its node is in unattestedNodes.
-const ReasonNoEvidence = "NoEvidence"
-
 const noEvidence = "a kubelet requests by itself, without evidence: is kubelet-authenticator switched on there? Run kubelet-authenticator doctor on the node"
 
 // withoutEvidence returns a pending request of a kubelet for its client certificate that has no
@@ -158,7 +155,7 @@ func withoutEvidence(object *certificatesv1.CertificateSigningRequest) (Request,
 	}
 	r := Request{
 		Name: text.Cut(object.Name, maxMessage), Signer: object.Spec.SignerName, Requester: text.Cut(object.Spec.Username, maxName), Created: object.CreationTimestamp,
-		State: state.Pending.String(), Reason: ReasonNoEvidence, Message: noEvidence, uid: string(object.UID),
+		State: state.Pending.String(), Reason: telemetry.ReasonNoEvidence, Message: noEvidence, uid: string(object.UID),
 	}
 	if waiting, err := attestation.ParseWaiting(object.Annotations[attestation.AnnotationWaiting]); err == nil {
 		r.Reason, r.Message = waiting.Reason, waiting.Text

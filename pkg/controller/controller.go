@@ -116,6 +116,7 @@ type Controller struct {
 	actor       *actor
 	reporter    *reporter
 	issuedWatch *issuedWatch
+	noEvidence  *noEvidenceWatch
 }
 
 // Name is the controller's name in events and metrics.
@@ -165,6 +166,7 @@ func Add(manager ctrl.Manager, config Config) error {
 		WatchesRawSource(c.machineWatch(manager.GetLogger().WithName("machines")).source()).
 		WatchesRawSource(c.ekChanges(manager.GetLogger().WithName("ek-changes")).source()).
 		WatchesRawSource(c.revocation()).
+		WatchesRawSource(c.noEvidence.source(manager.GetLogger().WithName("no-evidence"))).
 		WithOptions(c.options(manager.GetLogger().WithValues("controller", Name))).
 		Complete(c)
 }
@@ -192,6 +194,7 @@ func New(config Config, clients Clients) (*Controller, error) {
 	}
 	c.reporter = newReporter(c.Config, clients, c.retries, recorder)
 	c.issuedWatch = &issuedWatch{Config: c.Config, live: c.live, records: c.records, actor: c.actor, reporter: c.reporter}
+	c.noEvidence = &noEvidenceWatch{Config: c.Config, intake: c.intake, cached: c.client}
 	if c.Requests != nil {
 		c.Requests.providers = c.providers
 	}
@@ -212,7 +215,7 @@ func (c *Controller) NewUnmanaged(requests cache.Cache, log logr.Logger) (contro
 	if err != nil {
 		return nil, err
 	}
-	for _, source := range []source.Source{watch, c.machineWatch(log.WithName("machines")).source(), c.ekChanges(log.WithName("ek-changes")).source(), c.revocation()} {
+	for _, source := range []source.Source{watch, c.machineWatch(log.WithName("machines")).source(), c.ekChanges(log.WithName("ek-changes")).source(), c.revocation(), c.noEvidence.source(log.WithName("no-evidence"))} {
 		if err := queue.Watch(source); err != nil {
 			return nil, err
 		}
@@ -224,7 +227,7 @@ func (c *Controller) NewUnmanaged(requests cache.Cache, log logr.Logger) (contro
 func (c *Controller) watchRecords(log logr.Logger) (source.Source, error) {
 	watch, err := c.records.Watch(log)
 	if err == nil {
-		c.ClusterMetrics.Observe(telemetry.State{Waiting: c.retries.Causes, Records: c.records.Gauged})
+		c.ClusterMetrics.Observe(telemetry.State{Waiting: func() map[string]int { return c.noEvidence.addTo(c.retries.Causes()) }, Records: c.records.Gauged})
 	}
 	return watch, err
 }

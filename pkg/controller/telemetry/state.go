@@ -22,6 +22,10 @@ type State struct {
 	Records func() ([]Record, bool)
 }
 
+// ReasonNoEvidence is the reason of a waiting request that a kubelet made by itself, without the
+// plugin. The rules do not match it, so it waits until another approver decides.
+const ReasonNoEvidence = "NoEvidence"
+
 // Record has the fields of a record that are gauged.
 type Record struct {
 	NodeName string

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-logr/logr"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
+)
+
+const (
+	// noEvidenceInterval is the time between two counts. noEvidenceAge is the age from which such a
+	// request counts: another approver may decide at once.
+	noEvidenceInterval, noEvidenceAge = 30 * time.Second, time.Minute
+	// noEvidenceRemind is the time until such requests are logged again.
+	noEvidenceRemind = 15 * time.Minute
+)
+
+// noEvidenceWatch counts the requests that kubelets made by themselves, and logs that there are
+// some. The zero count is that of a standby replica.
+type noEvidenceWatch struct {
+	*Config
+	intake *intake
+	cached client.Reader
+	count  atomic.Int64
+}
+
+// source starts the watch with the Controller. It wakes no request.
+func (w *noEvidenceWatch) source(log logr.Logger) source.Source {
+	return source.Func(func(ctx context.Context, _ workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+		go w.run(ctx, log)
+		return nil
+	})
+}
+
+func (w *noEvidenceWatch) run(ctx context.Context, log logr.Logger) {
+	defer w.count.Store(0)
+	var logged time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(noEvidenceInterval):
+		}
+		found, err := w.find(ctx)
+		if err != nil {
+			continue // the cache is not filled yet
+		}
+		w.count.Store(int64(len(found)))
+		if now := w.Now(); len(found) > 0 && now.Sub(logged) >= noEvidenceRemind {
+			logged = now
+			log.Info("kubelets request certificates by themselves, without evidence: is kubelet-authenticator switched on there?",
+				"requests", len(found), "names", text.Names(found))
+		}
+	}
+}
+
+// find returns the names of the requests.
+func (w *noEvidenceWatch) find(ctx context.Context) (names []string, err error) {
+	all := &certificatesv1.CertificateSigningRequestList{}
+	if err := w.cached.List(ctx, all, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, err
+	}
+	for i := range all.Items {
+		request := &all.Items[i]
+		if request.Spec.SignerName == certificatesv1.KubeAPIServerClientKubeletSignerName && stateOf(request) == pending &&
+			w.Now().Sub(request.CreationTimestamp.Time) >= noEvidenceAge && !w.intake.isOurs(request) {
+			names = append(names, request.Name)
+		}
+	}
+	return names, nil
+}
+
+// addTo adds the count to the waiting requests by reason.
+func (w *noEvidenceWatch) addTo(causes map[string]int) map[string]int {
+	if n := w.count.Load(); n > 0 {
+		causes[telemetry.ReasonNoEvidence] = int(n)
+	}
+	return causes
+}

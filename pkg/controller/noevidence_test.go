@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"maps"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-logr/logr/funcr"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+)
+
+// requestList is a cache of requests.
+type requestList struct {
+	client.Reader
+	items *[]certificatesv1.CertificateSigningRequest
+}
+
+func (r requestList) List(_ context.Context, list client.ObjectList, _ ...client.ListOption) error {
+	list.(*certificatesv1.CertificateSigningRequestList).Items = *r.items
+	return nil
+}
+
+// A request that a kubelet made by itself is counted once it is older than a minute, and logged at
+// once and again after 15 minutes. Requests of ours, decided ones, and those of other signers are
+// not. After the end of the watch nothing is counted.
+func TestRequestsWithoutEvidenceAreCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		made := func(name, signer string) certificatesv1.CertificateSigningRequest {
+			return certificatesv1.CertificateSigningRequest{
+				ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.Now()}, Spec: certificatesv1.CertificateSigningRequestSpec{SignerName: signer, Request: []byte("x")},
+			}
+		}
+		decided := made("decided", certificatesv1.KubeAPIServerClientKubeletSignerName)
+		decided.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: certificatesv1.CertificateDenied, Status: "True"}}
+		items := []certificatesv1.CertificateSigningRequest{
+			made("bare", certificatesv1.KubeAPIServerClientKubeletSignerName), made("ours", "example.com/tpm"), made("other", "example.com/other"), decided,
+		}
+		config := &Config{Rules: must(verifier.New(policy())), Now: time.Now}
+		w := &noEvidenceWatch{Config: config, intake: &intake{Config: config}, cached: requestList{nil, &items}}
+		lines := 0
+		log := funcr.New(func(_, _ string) { lines++ }, funcr.Options{})
+		ctx, stop := context.WithCancel(t.Context())
+		if err := w.source(log).Start(ctx, nil); err != nil {
+			t.Fatal(err)
+		}
+		after := func(pause time.Duration, want map[string]int, logged int) {
+			t.Helper()
+			time.Sleep(pause)
+			synctest.Wait()
+			if got := w.addTo(map[string]int{"A": 1}); !maps.Equal(got, want) || lines != logged {
+				t.Errorf("%v, %d lines", got, lines)
+			}
+		}
+		none, one := map[string]int{"A": 1}, map[string]int{"A": 1, telemetry.ReasonNoEvidence: 1}
+		after(45*time.Second, none, 0)
+		after(time.Minute, one, 1)
+		after(14*time.Minute, one, 1)
+		after(2*time.Minute, one, 2)
+		items = items[1:]
+		after(time.Minute, none, 2)
+		items = append(items, made("another", certificatesv1.KubeAPIServerClientKubeletSignerName))
+		after(3*time.Minute, one, 2)
+		stop()
+		after(time.Second, none, 2)
+	})
+}
