@@ -30,7 +30,7 @@ var ofOthers = []string{"NoEvidence"} // kubectl attest
 // carriers are the expressions that carry the reason of a decision or of a verdict. What can be in
 // them is found where it is put in: constants, and the arguments of functions that take a reason.
 var carriers = []string{
-	"d.Refusals.Reason", "decision.Refusals.Reason", "warning.Reason", "v.reason", "refusal.Reason",
+	"d.Refusals.Reason", "decision.Refusals.Reason", "warning.Reason", "v.reason", "v.Reason", "refusal.Reason",
 	// of an API error, and what an operator wrote
 	"metav1.StatusReasonForbidden", "m.by.Spec.Reason", "m.suspension.Spec.Reason", "before.Reason", "by.Reason", "a.Reason",
 }

@@ -197,6 +197,7 @@ func (e *engine) serve(ctx context.Context) error {
 	if parts.Revocation = settings.Revocation(e.plan.cluster.Name+"-revoked", parts.Owned.Labels, version, e.log.WithName("revocation")); parts.Revocation != nil {
 		cluster := e.plan.cluster // owns its lists, so they are deleted or moved with it
 		parts.Revocation.Owners = []metav1.OwnerReference{{APIVersion: clusterv1.GroupVersion.String(), Kind: "Cluster", Name: cluster.Name, UID: cluster.UID}}
+		parts.Revocation.Mirror = e.event
 		check.Rendered = parts.Revocation.Rendered
 	}
 	policies := settings.PolicyWatch(check, clusterMetrics)

@@ -35,6 +35,9 @@ type Revocation struct {
 	// StatusNamespace is a Namespace in the cluster that nodes join. Its status says whether
 	// revocation is in force.
 	StatusNamespace string
+	// Mirror gets the content of each Event on StatusNamespace, to report it elsewhere, too.
+	// Optional.
+	Mirror func(kind, reason, message string)
 	// Version returns the version of the API server that nodes join.
 	Version func(context.Context) (*version.Info, error)
 	Log     logr.Logger
@@ -110,7 +113,7 @@ func (c *Controller) addEnforcer(clients Clients) error {
 	r.enforcer, err = revocation.New(revocation.Config{
 		Cluster: r.Cluster, Namespace: c.Namespace, SlicePrefix: r.SlicePrefix, Labels: r.Labels, Owners: r.Owners,
 		Signers: c.Rules.AttestingSigners(), Objects: clients.Records, Joined: clients.Joined, Version: r.Version,
-		Records: c.records, StatusNamespace: r.StatusNamespace, Events: c.reporter.events, Applied: c.reporter.reportApplied,
+		Records: c.records, StatusNamespace: r.StatusNamespace, Events: c.reporter.events, Mirror: r.Mirror, Applied: c.reporter.reportApplied,
 		Metrics: c.ClusterMetrics, Log: r.Log, Now: c.Now,
 	})
 	if err != nil {

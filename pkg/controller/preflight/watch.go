@@ -84,9 +84,8 @@ type WatchConfig struct {
 // force. It decides nothing: renewals go on.
 type PolicyWatch struct {
 	WatchConfig
-	api    client.WithWatch
-	events events.EventRecorder
-	log    logr.Logger
+	api client.WithWatch
+	log logr.Logger
 
 	policies, bindings toolscache.SharedIndexInformer
 	// forbidden says, for each of the two informers, that its last list or watch was forbidden.
@@ -97,16 +96,14 @@ type PolicyWatch struct {
 	hints chan struct{}
 
 	// The fields below belong to Start's goroutine.
-	last     verdict
-	reported time.Time
+	reporter *telemetry.Reporter
 	// since is the time since when the objects are right, zero while they are not.
 	since time.Time
 	// tried is the time of the last proof. passed counts how often in a row the request passed.
 	// again is the request for the next try.
-	tried     time.Time
-	passed    int
-	again     string
-	condition *telemetry.Condition
+	tried  time.Time
+	passed int
+	again  string
 	// altered has, by policy of revocation, the time since when it differs. pending says that one
 	// of these is not reported yet.
 	altered map[string]time.Time
@@ -126,7 +123,7 @@ type verdict struct {
 // reads with it.
 func NewPolicyWatch(config WatchConfig, api client.WithWatch, recorder events.EventRecorder, log logr.Logger) (*PolicyWatch, error) {
 	w := &PolicyWatch{
-		WatchConfig: config, api: api, events: telemetry.NewDedupRecorder(recorder), log: log,
+		WatchConfig: config, api: api, log: log,
 		changed: make(chan struct{}, 1), hints: make(chan struct{}, 1),
 	}
 	if w.Remind <= 0 {
@@ -135,7 +132,10 @@ func NewPolicyWatch(config WatchConfig, api client.WithWatch, recorder events.Ev
 	if w.Prove <= 0 {
 		w.Prove = proveInterval
 	}
-	w.condition = &telemetry.Condition{API: api, Namespace: w.Namespace, Type: ConditionPolicies, Remind: w.Remind, Log: log}
+	w.reporter = &telemetry.Reporter{
+		Condition: &telemetry.Condition{API: api, Namespace: w.Namespace, Type: ConditionPolicies, Remind: w.Remind, Log: log},
+		Events:    telemetry.NewDedupRecorder(recorder), Action: "Compare", Mirror: w.Mirror, Remind: w.Remind,
+	}
 	var err error
 	if w.policies, err = w.informer(0, &admissionv1.ValidatingAdmissionPolicyList{}, &admissionv1.ValidatingAdmissionPolicy{}); err != nil {
 		return nil, err
@@ -245,7 +245,7 @@ func (w *PolicyWatch) Start(ctx context.Context) error {
 		}
 		w.report(ctx, v)
 		again := w.prove(ctx, v)
-		if again == 0 && w.condition.Unwritten() {
+		if again == 0 && w.reporter.Condition.Unwritten() {
 			again = telemetry.ConditionRetry
 		}
 		if w.pending && (again == 0 || again > policiesSettle) {
@@ -346,42 +346,27 @@ func stored[T any](informer toolscache.SharedIndexInformer) []T {
 	return all
 }
 
-// report reports a change of the state, and a lasting problem again after each Remind.
+// report reports the state, and logs a change, and a lasting problem again after each Remind.
 func (w *PolicyWatch) report(ctx context.Context, v verdict) {
-	now := time.Now()
-	v.message = telemetry.Message(v.message)
 	w.Metrics.PolicyProblems(gauged(v))
-	news := v.reason != w.last.reason || v.message != w.last.message
-	before := w.last.status
-	w.last = v
-	w.condition.Set(ctx, v.status, v.reason, v.message)
-	remind := v.status == corev1.ConditionFalse && now.Sub(w.reported) >= w.Remind
-	if !news && !remind {
+	before, isNews := w.reporter.Report(ctx, telemetry.Verdict{Status: v.status, Reason: v.reason, Message: v.message})
+	if !isNews {
 		return
 	}
-	w.reported = now
+	message := telemetry.Message(v.message)
 	switch {
 	case v.status == corev1.ConditionFalse:
 		what := "the admission policies are not in force"
 		if v.reason == ReasonPoliciesLockNodesOut {
 			what = "the admission policies let nobody approve"
 		}
-		w.log.Error(nil, what, "message", v.message, "reason", v.reason)
-		w.event(corev1.EventTypeWarning, v)
-	case v.status == corev1.ConditionTrue && before == corev1.ConditionFalse:
+		w.log.Error(nil, what, "message", message, "reason", v.reason)
+	case v.status == corev1.ConditionTrue && before.Status == corev1.ConditionFalse:
 		w.log.Info("the admission policies are in force again")
-		w.event(corev1.EventTypeNormal, v)
 	case v.reason == ReasonPoliciesUnwatched:
-		w.log.Error(nil, "it is not known whether the admission policies are in force", "message", v.message, "reason", v.reason)
+		w.log.Error(nil, "it is not known whether the admission policies are in force", "message", message, "reason", v.reason)
 	default:
-		w.log.Info("admission policies", "status", v.status, "reason", v.reason, "message", v.message)
-	}
-}
-
-func (w *PolicyWatch) event(kind string, v verdict) {
-	w.events.Eventf(w.condition.Regarding(), nil, kind, v.reason, "Compare", "%s", v.message)
-	if w.Mirror != nil {
-		w.Mirror(kind, v.reason, v.message)
+		w.log.Info("admission policies", "status", v.status, "reason", v.reason, "message", message)
 	}
 }
 

@@ -96,6 +96,9 @@ type Config struct {
 	StatusNamespace string
 	// Events records Events on StatusNamespace.
 	Events events.EventRecorder
+	// Mirror gets the content of each Event on StatusNamespace, to report it elsewhere, too.
+	// Optional.
+	Mirror func(kind, reason, message string)
 	// Applied is called after a revocation or suspension was applied to a machine. It must not
 	// block.
 	Applied func(ctx context.Context, a Application)
@@ -119,7 +122,7 @@ type Enforcer struct {
 	runs atomic.Pointer[time.Time]
 
 	// The fields below belong to Run's goroutine.
-	condition *telemetry.Condition
+	reporter *telemetry.Reporter
 	// unseen has, by name, the versions of our own writes of lists that the informer does not show
 	// yet. unseenSince is the time of the last such write.
 	unseen      map[string]string
@@ -127,7 +130,6 @@ type Enforcer struct {
 	// announced is the content of the ConfigMap when it was last read, at the time announcedAt.
 	announced   *string
 	announcedAt time.Time
-	reported    string
 	failure     string
 }
 
@@ -137,7 +139,10 @@ func New(config Config) (*Enforcer, error) {
 	if e.Now == nil {
 		e.Now = time.Now
 	}
-	e.condition = &telemetry.Condition{API: e.Joined, Namespace: e.StatusNamespace, Type: telemetry.ConditionRevocation, Remind: telemetry.RemindInterval, Log: e.Log}
+	e.reporter = &telemetry.Reporter{
+		Condition: &telemetry.Condition{API: e.Joined, Namespace: e.StatusNamespace, Type: telemetry.ConditionRevocation, Remind: telemetry.RemindInterval, Log: e.Log},
+		Events:    e.Events, Action: "Revoke", Mirror: e.Mirror, Remind: telemetry.RemindInterval,
+	}
 	for _, w := range []struct {
 		into   *toolscache.SharedIndexInformer
 		api    client.WithWatch
@@ -539,22 +544,9 @@ func (e *Enforcer) conclude(ctx context.Context, p plan, problems []string) {
 	}
 }
 
-// say writes the condition, and reports a change in the log and in an Event.
+// say reports whether revocation is in force, and logs a change, and a lasting problem again.
 func (e *Enforcer) say(ctx context.Context, status corev1.ConditionStatus, reason, message string) {
-	message = telemetry.Message(message)
-	e.condition.Set(ctx, status, reason, message)
-	if current := reason + message; current == e.reported {
-		return
-	} else if e.reported == "" && status == corev1.ConditionTrue {
-		e.reported = current // the first report is not an Event if all is well
-		return
-	} else {
-		e.reported = current
+	if _, isNews := e.reporter.Report(ctx, telemetry.Verdict{Status: status, Reason: reason, Message: message}); isNews {
+		e.Log.Info("revocation", "status", status, "reason", reason, "message", telemetry.Message(message))
 	}
-	kind := corev1.EventTypeNormal
-	if status != corev1.ConditionTrue {
-		kind = corev1.EventTypeWarning
-	}
-	e.Log.Info("revocation", "status", status, "reason", reason, "message", message)
-	e.Events.Eventf(e.condition.Regarding(), nil, kind, reason, "Revoke", "%s", message)
 }

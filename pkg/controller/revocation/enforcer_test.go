@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -43,6 +44,8 @@ type world struct {
 	minor      string
 	applied    []Application
 	events     *events.FakeRecorder
+	// mirrored is the reason of the last mirrored Event.
+	mirrored atomic.Pointer[string]
 }
 
 func newWorld(t *testing.T, objects ...client.Object) *world {
@@ -116,7 +119,7 @@ func (w *world) enforcer(t *testing.T) *Enforcer {
 	e, err := New(Config{
 		Cluster: "c", Namespace: namespace, SlicePrefix: "revoked", Signers: signers, Objects: w, Joined: w, Records: w, StatusNamespace: namespace,
 		Version: func(context.Context) (*version.Info, error) { return &version.Info{Major: "1", Minor: w.minor}, nil },
-		Events:  w.events, Log: logr.Discard(), Now: func() time.Time { return noon },
+		Events:  w.events, Mirror: func(_, reason, _ string) { w.mirrored.Store(&reason) }, Log: logr.Discard(), Now: func() time.Time { return noon },
 		Applied: func(_ context.Context, a Application) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
@@ -273,6 +276,10 @@ func TestTooOldAPIServer(t *testing.T) {
 	w.minor = "31"
 	e := w.starts(t)
 	w.reports(t, ReasonAPIServerTooOld)
+	w.eventually(t, "the management cluster gets it, too", func() bool {
+		reason := w.mirrored.Load()
+		return reason != nil && *reason == ReasonAPIServerTooOld
+	})
 	w.eventually(t, "requests of suspended machines are denied all the same", func() bool {
 		eks, err := e.Suspended()
 		return err == nil && eks[digits("ek")]

@@ -119,22 +119,14 @@ type HealthConfig struct {
 // condition and Events. It decides nothing.
 type Health struct {
 	HealthConfig
-	condition *telemetry.Condition
+	reporter *telemetry.Reporter
 
 	// The fields below belong to Start's goroutine.
 	leads bool
 	// logged has the problems that were last logged, by source.
 	logged map[string]string
 	// trust is the result of the last comparison.
-	trust    error
-	last     verdict
-	reported time.Time
-}
-
-// verdict is the current state of all sources.
-type verdict struct {
-	status          corev1.ConditionStatus
-	reason, message string
+	trust error
 }
 
 // NewHealth returns a Health, which Start runs.
@@ -142,7 +134,10 @@ func NewHealth(config HealthConfig) *Health {
 	h := &Health{HealthConfig: config, logged: map[string]string{}}
 	h.Interval, h.Remind = cmp.Or(h.Interval, healthInterval), cmp.Or(h.Remind, telemetry.RemindInterval)
 	h.Events = telemetry.NewDedupRecorder(h.Events)
-	h.condition = &telemetry.Condition{API: h.API, Namespace: h.Namespace, Type: ConditionUsable, Remind: h.Remind, Log: h.Log}
+	h.reporter = &telemetry.Reporter{
+		Condition: &telemetry.Condition{API: h.API, Namespace: h.Namespace, Type: ConditionUsable, Remind: h.Remind, Log: h.Log},
+		Events:    h.Events, Action: "Read", Mirror: h.Mirror, Remind: h.Remind,
+	}
 	return h
 }
 
@@ -176,7 +171,7 @@ func (h *Health) Start(ctx context.Context) error {
 }
 
 // check reads all sources, gauges them, logs changes, and returns the verdict on all of them.
-func (h *Health) check(ctx context.Context) verdict {
+func (h *Health) check(ctx context.Context) telemetry.Verdict {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	now := time.Now()
@@ -201,7 +196,7 @@ func (h *Health) check(ctx context.Context) verdict {
 }
 
 // judge returns the verdict on the problems, by source, and on the API server's trust in the CA.
-func (h *Health) judge(problems map[string]string, trust error) verdict {
+func (h *Health) judge(problems map[string]string, trust error) telemetry.Verdict {
 	var messages []string
 	if errors.Is(trust, ErrCANotTrusted) {
 		messages = append(messages, text.Line(trust.Error(), telemetry.MaxLogged)+": "+remedyTrust)
@@ -214,15 +209,15 @@ func (h *Health) judge(problems map[string]string, trust error) verdict {
 	message := strings.Join(messages, "; ")
 	switch {
 	case errors.Is(trust, ErrCANotTrusted):
-		return verdict{corev1.ConditionFalse, ReasonCANotTrusted, message}
+		return telemetry.Verdict{Status: corev1.ConditionFalse, Reason: ReasonCANotTrusted, Message: message}
 	case len(messages) > 0:
-		return verdict{corev1.ConditionFalse, ReasonSourceUnusable, message}
+		return telemetry.Verdict{Status: corev1.ConditionFalse, Reason: ReasonSourceUnusable, Message: message}
 	case trust != nil:
-		return verdict{corev1.ConditionUnknown, ReasonCANotCompared, "all sources are usable; it is not known whether the API server trusts the CA: " + text.Line(trust.Error(), telemetry.MaxLogged)}
+		return telemetry.Verdict{Status: corev1.ConditionUnknown, Reason: ReasonCANotCompared, Message: "all sources are usable; it is not known whether the API server trusts the CA: " + text.Line(trust.Error(), telemetry.MaxLogged)}
 	case h.CA == nil:
-		return verdict{corev1.ConditionTrue, ReasonSourcesUsable, "machines and challenge keys are usable; another signer issues"}
+		return telemetry.Verdict{Status: corev1.ConditionTrue, Reason: ReasonSourcesUsable, Message: "machines and challenge keys are usable; another signer issues"}
 	}
-	return verdict{corev1.ConditionTrue, ReasonSourcesUsable, "CA, machines and challenge keys are usable; the API server trusts the CA"}
+	return telemetry.Verdict{Status: corev1.ConditionTrue, Reason: ReasonSourcesUsable, Message: "CA, machines and challenge keys are usable; the API server trusts the CA"}
 }
 
 // machines returns the number of machines.
@@ -326,29 +321,9 @@ func (h *Health) log(problems map[string]string, trust error) {
 	}
 }
 
-// report writes the verdict into the condition, and into an Event if it has changed. A problem that
-// stays causes another Event after each Remind.
-func (h *Health) report(ctx context.Context, v verdict) {
-	v.message = telemetry.Message(v.message)
-	now, before := time.Now(), h.last
-	if h.last = v; !h.leads {
-		h.reported = time.Time{}
-		return
-	}
-	h.condition.Set(ctx, v.status, v.reason, v.message)
-	problem := v.status == corev1.ConditionFalse
-	switch {
-	case problem && (v != before || now.Sub(h.reported) >= h.Remind):
-		h.reported = now
-		h.event(corev1.EventTypeWarning, v)
-	case v.status == corev1.ConditionTrue && before.status == corev1.ConditionFalse:
-		h.event(corev1.EventTypeNormal, v)
-	}
-}
-
-func (h *Health) event(kind string, v verdict) {
-	h.Events.Eventf(h.condition.Regarding(), nil, kind, v.reason, "Read", "%s", v.message)
-	if h.Mirror != nil {
-		h.Mirror(kind, v.reason, v.message)
+// report reports the verdict, on the leader.
+func (h *Health) report(ctx context.Context, v telemetry.Verdict) {
+	if h.leads {
+		h.reporter.Report(ctx, v)
 	}
 }

@@ -212,7 +212,7 @@ func TestComparedCA(t *testing.T) {
 		if (err == nil) != signs || (got != nil) != signs || !signs && !errors.Is(err, ErrCANotTrusted) {
 			t.Errorf("%s: %v", title, err)
 		}
-		if v := h.check(t.Context()); v.reason != reason || strings.Contains(v.message, "CERTIFICATE") {
+		if v := h.check(t.Context()); v.Reason != reason || strings.Contains(v.Message, "CERTIFICATE") {
 			t.Errorf("%s: %+v", title, v)
 		}
 	}

@@ -40,7 +40,7 @@ const maxRecordSeries = 20_000
 
 var (
 	waitingDesc = prometheus.NewDesc("node_attestation_waiting_requests",
-		"Requests that wait, by the reason of the last decision.", []string{"cluster", "reason"}, nil)
+		"Requests that wait, by the reason of the last decision. NoEvidence: requests that kubelets make by themselves, older than a minute.", []string{"cluster", "reason"}, nil)
 	recordsDesc = prometheus.NewDesc("node_attestation_records",
 		"Records of machines. Absent on a standby replica.", []string{"cluster"}, nil)
 	recordEndDesc = prometheus.NewDesc("node_attestation_record_certificate_not_after_timestamp_seconds",
