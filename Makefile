@@ -79,11 +79,12 @@ release: ## make what a release of VERSION has, in DIST, signed with the cosign 
 		"$$IMAGE_REPO/node-attestation-controller@$$(cat "$$DIST/node-attestation-controller-$${VERSION#v}.digest")" cosign.pub
 
 .PHONY: demo
+# By job control (bash -m) Ctrl-C reaches the demo alone: make would end with an error.
 demo: ## start a real control plane and have a node prove which machine it is (KEEP=1: leave it running, to try things)
 	@echo "make demo: a control plane, software TPMs, plugin and controller; the first time it compiles them, for minutes" >&2
 	@mkdir -p bin
 	@scripts/need swtpm
-	cd test && go run ./prebuild demo && ../bin/demo $(if $(KEEP),-keep)
+	cd test && go run ./prebuild demo && bash -mc '../bin/demo $(if $(KEEP),-keep); exit $$?'
 
 # Tests that have to have run: without a TPM, or the independent implementation, nothing is shown.
 TPM_UNIT := $(addprefix TestProveWithEachEK/,ecc-p256 ecc-p384-high rsa-2048) TestVectorsAreGenerated

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"time"
 
@@ -32,9 +33,12 @@ func (d *demo) prepareCluster(ctx context.Context) error {
 	if err := controllerprocess.Install(ctx, d.ControlPlane, module); err != nil {
 		return err
 	}
+	if err := controllerprocess.InstallRevocation(ctx, d.ControlPlane, module); err != nil {
+		return err
+	}
 	title("control plane at %s: etcd, kube-apiserver, kube-controller-manager", d.ServerURL())
-	fmt.Println("with the bindings that kubeadm makes, by which kube-controller-manager approves without attestation: they are left in place")
-	fmt.Println("applied from packaging/kubernetes:", strings.Join(controllerprocess.Manifests, ", "))
+	say("with the bindings that kubeadm makes, by which kube-controller-manager approves without attestation: they are left in place")
+	say("applied from packaging/kubernetes: %s; and packaging/kubernetes-revocation", strings.Join(controllerprocess.Manifests, ", "))
 	var err error
 	if d.token, err = d.CreateBootstrapToken(ctx, time.Hour); err != nil {
 		return err
@@ -57,7 +61,10 @@ func (d *demo) configureController(maker *swtpm.CA) (err error) {
 	}
 	d.controller, err = controllerprocess.New(controllerprocess.Options{
 		ControlPlane: d.ControlPlane, Dir: dir, Binary: d.binary,
-		Configure: func(c *config.Config) { c.TPM.RootsFile, c.TPM.IntermediatesFile = roots, intermediates },
+		Configure: func(c *config.Config) {
+			c.TPM.RootsFile, c.TPM.IntermediatesFile = roots, intermediates
+			c.Revocation.Enabled = true
+		},
 	})
 	return err
 }
@@ -115,7 +122,7 @@ func (d *demo) impostorWithoutTPM(ctx context.Context) error {
 	if len(request.Status.Conditions) > 0 || len(request.Status.Certificate) > 0 {
 		return fmt.Errorf("request %s was decided on: %v", name, request.Status.Conditions)
 	}
-	fmt.Println("(the same policy kept kube-controller-manager from it: the request is pending)")
+	say("(the same policy kept kube-controller-manager from it: the request is pending)")
 	d.outcomes = append(d.outcomes, outcome{
 		who: "impostor without a TPM", has: "the token",
 		why: "the admission policy node-attestation-approval refused every approval, an administrator's too",
@@ -163,26 +170,24 @@ func (d *demo) showRecord(ctx context.Context) error {
 	if !strings.Contains(records, node) {
 		return errors.New("there is no record of the node")
 	}
-	title("%s: the decisions", d.controller.MetricsURL())
+	title("%s: node_attestation_decisions_total", d.controller.MetricsURL())
 	metrics, err := d.controller.Metrics(ctx)
 	if err != nil {
 		return err
 	}
-	const counter = "node_attestation_decisions_total"
-	var decisions int
-	for line := range strings.Lines(metrics) {
-		if strings.HasPrefix(line, counter) {
-			decisions++
-			fmt.Print(line)
-		}
+	decision := regexp.MustCompile(`(?m)^node_attestation_decisions_total\{.*outcome="(\w+)",reason="(\w*)",signer="([^"]*)"\} (\d+)$`)
+	rows := [][]string{{"OUTCOME", "REASON", "COUNT", "SIGNER"}}
+	for _, m := range decision.FindAllStringSubmatch(metrics, -1) {
+		rows = append(rows, []string{m[1], m[2], m[4], m[3]})
 	}
-	if decisions == 0 {
-		return fmt.Errorf("the controller counts no decision in %s", counter)
+	if table(rows); len(rows) == 1 {
+		return errors.New("the controller counts no decision")
 	}
 	return nil
 }
 
-// showOutcomes says what has become of everybody, once it is clear that one certificate was issued.
+// showOutcomes says what has become of everybody, once it is clear that only the node got
+// certificates: the first one, and the one after the revocation.
 func (d *demo) showOutcomes(ctx context.Context) error {
 	requests, err := d.requests(ctx)
 	if err != nil {
@@ -194,15 +199,17 @@ func (d *demo) showOutcomes(ctx context.Context) error {
 			issued++
 		}
 	}
-	title("who got in as %s, who did not, and why: %d requests, %d certificate", node, len(requests), issued)
-	if issued != 1 {
-		return fmt.Errorf("%d certificates were issued, not one", issued)
+	title("who got in as %s, who did not, and why: %d requests, %d certificates", node, len(requests), issued)
+	if issued != 2 {
+		return fmt.Errorf("%d certificates were issued, not two", issued)
 	}
-	rows := [][]string{{"WHO", "HAS", "GOT IN", "WHY"}}
 	for _, o := range d.outcomes {
-		in := map[bool]string{true: "yes", false: "no"}[o.gotIn]
-		rows = append(rows, []string{o.who, o.has, in, o.why})
+		in := paint(red, "no")
+		if o.gotIn {
+			in = paint(green, "yes")
+		}
+		fmt.Println(o.who)
+		table([][]string{{"  has", o.has}, {"  got in", in}, {"  why", o.why}})
 	}
-	table(rows)
 	return nil
 }

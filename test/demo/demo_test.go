@@ -50,20 +50,28 @@ func TestDemoIsKept(t *testing.T) {
 	out := shown()
 	for name, want := range map[string]string{
 		"actors":   `(?m)^the impostors  +they have the same token`,
-		"metrics":  `(?m)^node_attestation_decisions_total\{.*reason="Attested"`,
-		"node":     `(?m)^the node  +the token, the TPM in the inventory  +yes  +Attested: `,
-		"no TPM":   `(?m)^impostor without a TPM  +the token  +no  +the admission policy`,
-		"before":   `(?m)^impostor with another TPM, before the node  +.*  +no  +NodeNameMismatch: `,
-		"after":    `(?m)^impostor with another TPM, after the node  +.*  +no  +.*IdentityBound: `,
-		"one only": `\d requests, 1 certificate\n`,
+		"metrics":  `(?m)^Sign +Attested +1 +cluster\.x-k8s\.io/`,
+		"node":     `(?m)^the node\n  has +the token, the TPM in the inventory\n  got in +yes\n  why +Attested: `,
+		"no TPM":   `(?m)^impostor without a TPM\n.*\n  got in +no\n  why +the admission policy`,
+		"before":   `(?m)^impostor with another TPM, before the node\n.*\n  got in +no\n  why +NodeNameMismatch: `,
+		"after":    `(?m)^impostor with another TPM, after the node\n.*\n  got in +no\n  why +.*IdentityBound: `,
+		"revoked":  `(?m)^=== the node renews its Lease again: a policy refuses the write\n(.*\n){1,6}.*revoked: the node may only attest`,
+		"back":     `(?m)^=== kubelet-authenticator renew: .*\n(.*\n)?.*has a certificate, valid until .*\nlease.coordination.k8s.io/demo-node serverside-applied$`,
+		"one only": `\d requests, 2 certificates\n`,
 	} {
 		if !regexp.MustCompile(want).MatchString(out) {
 			t.Errorf("%s: not shown: %s", name, want)
 		}
 	}
+	before, _, _ := strings.Cut(out, "\n=== everything is left running")
+	for line := range strings.Lines(before) {
+		if len(line) > width+1 {
+			t.Errorf("a line of %d columns: %s", len(line)-1, line)
+		}
+	}
 	_, try, _ := strings.Cut(out, "in another terminal, try:\n")
 	export := regexp.MustCompile(`(?m)^    export .*$`).FindString(try)
-	commands := regexp.MustCompile(`(?m)^    (\S.*?) +# `).FindAllStringSubmatch(try, -1)
+	commands := regexp.MustCompile(`(?m)^    # .*\n    (\S.*)$`).FindAllStringSubmatch(try, -1)
 	if export == "" || len(commands) < 8 {
 		t.Fatalf("%q: %q", export, commands)
 	}

@@ -31,6 +31,8 @@ func (d *demo) keep(ctx context.Context) error {
 		{"kubectl get nodeattestations -n " + controllerprocess.Namespace + " -o yaml", "# the record, with each certificate"},
 		{"kubectl get events", "# what the controller says of its decisions"},
 		{"kubectl --kubeconfig " + d.kubelet + " auth whoami", "# as the kubelet: client-go runs the plugin"},
+		{"kubectl attest describe demo-node", "# what became of the node, its certificates and their revocation"},
+		{"kubectl attest revocations", "# what was revoked"},
 		{"demo-node status", "# the node's certificate, its renewal, the last attempt"},
 		{"demo-impostor identify", "# the other TPM: put it into the inventory, and it is a machine, too"},
 		{"demo-impostor --dry-run", "# what the impostor would send"},
@@ -40,10 +42,9 @@ func (d *demo) keep(ctx context.Context) error {
 	}
 	title("everything is left running; in another terminal, try:")
 	fmt.Printf("\n    export KUBECONFIG=%s PATH=%s:$PATH\n\n", d.admin, d.bin)
-	for i := range commands {
-		commands[i][0] = "    " + commands[i][0]
+	for _, command := range commands {
+		fmt.Printf("    %s\n    %s\n", paint(bold, command[1]), command[0])
 	}
-	table(commands)
 	fmt.Println("\nCtrl-C here ends it all, and leaves nothing behind.")
 	<-ctx.Done()
 	return nil

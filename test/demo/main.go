@@ -15,9 +15,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"strings"
 	"syscall"
-	"text/tabwriter"
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
@@ -131,7 +129,7 @@ func (d *demo) stages(ctx context.Context, keep bool) error {
 	for _, stage := range []func(context.Context) error{
 		d.prepareCluster, d.startController, d.prepareNode, d.identify, d.dryRun,
 		d.impostorWithoutTPM, d.impostorComesFirst, d.firstCertificate, d.showRecord, d.impostorComesAgain,
-		d.fromCache, d.showDirectory, d.showOutcomes,
+		d.fromCache, d.revoke, d.comeBack, d.showDirectory, d.showOutcomes,
 	} {
 		if err := stage(ctx); err != nil {
 			return err
@@ -166,26 +164,6 @@ func introduce() {
 		{"hello, challenge, proof", "the three messages: which EK the machine has; a secret that only its TPM can open; what only that TPM can sign"},
 		{"record", "a NodeAttestation: it ties the machine's EK to the node name from its first certificate on"},
 		{"admission policies", "rules in the API server: nobody but the controller approves, signs and writes records"},
+		{"revocation", "from then on the API server refuses every write with the node's key; the machine gets another one if it attests again"},
 	})
-}
-
-// table prints rows in columns.
-func table(rows [][]string) {
-	w := tabwriter.NewWriter(os.Stdout, 0, 0, 3, ' ', 0)
-	for _, row := range rows {
-		_, _ = fmt.Fprintln(w, strings.Join(row, "\t"))
-	}
-	_ = w.Flush()
-}
-
-// title heads a stage.
-func title(format string, args ...any) {
-	fmt.Printf("\n=== %s\n", fmt.Sprintf(format, args...))
-}
-
-// shown is a command line's output as it is printed.
-func shown(output string) {
-	if output = strings.TrimRight(output, "\n"); output != "" {
-		fmt.Println(output)
-	}
 }

@@ -85,12 +85,14 @@ func (d *demo) refused(ctx context.Context, who string, reason verifier.Reason) 
 	}
 	cmd := exec.CommandContext(ctx, d.plugin, d.impostor.flags...) //nolint:gosec // G204: built above
 	var printed strings.Builder
-	cmd.Stdout, cmd.Stderr = &printed, os.Stdout
+	var said strings.Builder
+	cmd.Stdout, cmd.Stderr = &printed, &said
 	var exit *exec.ExitError
 	if err := cmd.Run(); err != nil && !errors.As(err, &exit) {
 		return err
 	}
-	fmt.Printf("(exit code %d)\n", cmd.ProcessState.ExitCode())
+	shown(said.String())
+	say("(exit code %d)", cmd.ProcessState.ExitCode())
 	if code := authenticator.RequestDenied.Code(); cmd.ProcessState.ExitCode() != code {
 		return fmt.Errorf("the impostor's plugin ended with %s, not exit code %d", cmd.ProcessState, code)
 	}
@@ -110,7 +112,7 @@ func (d *demo) refused(ctx context.Context, who string, reason verifier.Reason) 
 			return fmt.Errorf("the impostor got a certificate for its request %s", name)
 		}
 		for _, c := range request.Status.Conditions {
-			fmt.Printf("%s: %s: %s\n", name, c.Type, c.Message)
+			say("%s: %s: %s", name, c.Type, c.Message)
 			if c.Type == certificatesv1.CertificateDenied && strings.Contains(c.Message, string(reason)+": ") {
 				denied++
 				d.outcomes = append(d.outcomes, outcome{who: who, has: "the token, a genuine TPM", why: c.Message})
