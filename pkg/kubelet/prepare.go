@@ -21,6 +21,9 @@ import (
 type Setup struct {
 	// Config is this program's configuration file. Without one, Prepare changes nothing.
 	Config string
+	// Invalid says that this file is invalid. Then the caller fails where Prepare disables the
+	// program, unless another program wrote the kubeconfig.
+	Invalid bool
 	// Kubeconfig and Bootstrap are the kubelet's two files, KubeconfigFile and BootstrapFile.
 	Kubeconfig, Bootstrap string
 	// Static is the bootstrap kubeconfig that the configuration names, or empty. It is used in
@@ -185,7 +188,11 @@ func (p *preparation) isJoined() bool {
 
 // disable makes the kubelet start as kubeadm configures it.
 func (p *preparation) disable(why string) {
-	p.say(why + ": the kubelet starts without kubelet-authenticator")
+	if p.Invalid && !p.Foreign {
+		p.say(why + ", and the configuration file is invalid: the kubelet does not start")
+	} else {
+		p.say(why + ": the kubelet starts without kubelet-authenticator")
+	}
 	if err := os.Remove(p.EnvFile); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		p.Problems = append(p.Problems, fmt.Errorf("remove: %w", err))
 	}

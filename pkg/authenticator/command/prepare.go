@@ -45,7 +45,7 @@ it waits for that, says what the request waits for, and fails if the certificate
 				return err
 			}
 			return i.prepare(cmd.Context(), config, loadErr, kubelet.Setup{
-				Config: i.file, Kubeconfig: config.KubeletKubeconfig, Bootstrap: config.KubeletBootstrapKubeconfig,
+				Config: i.file, Invalid: loadErr != nil && !errors.Is(loadErr, fs.ErrNotExist), Kubeconfig: config.KubeletKubeconfig, Bootstrap: config.KubeletBootstrapKubeconfig,
 				Static: config.BootstrapKubeconfig, KubeletConfig: kubeletConfig, EnvFile: envFile, Manifests: manifests, Certs: cache.At(config.CertDir), Exec: exec,
 			})
 		},

@@ -99,7 +99,7 @@ func TestPrepareWithABrokenConfigurationFile(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	call(t, "", prepare...).said(t, 10, "config.yaml")
+	call(t, "", prepare...).said(t, 10, "the configuration file is invalid: the kubelet does not start")
 	n.write(t, "etc/kubelet.conf", bootstrapConf)
 	call(t, "", prepare...).said(t, 0, "is not changed")
 }
