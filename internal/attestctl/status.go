@@ -16,6 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -149,12 +150,20 @@ const formatWide = "wide"
 
 // watchStatus prints the table, and then the lines that are new or have changed, until ctx ends.
 func (i *invocation) watchStatus(ctx context.Context, a *access, node string, selector string, format string) error {
+	if _, err := labels.Parse(selector); err != nil {
+		return usage(fmt.Errorf("--selector: %w", err))
+	}
 	printed, head := map[string]bool{}, true
 	err := i.poll(ctx, 0, lastPoll, func(ctx context.Context) (bool, string, error) {
 		i.now = i.clock()
 		status, err := a.status(ctx, node, selector, i.now)
-		if err != nil {
+		switch {
+		case meta.IsNoMatchError(err):
+			return false, "", stop{err}
+		case err != nil:
 			return false, "", err
+		case len(status.Incomplete) > 0: // lines would vanish, and come back later
+			return false, sprintf("warning: trying again: cannot be read: %s", strings.Join(status.Incomplete, "; ")), nil
 		}
 		current := map[string]bool{}
 		changed := slices.DeleteFunc(status.Nodes, func(n NodeStatus) bool {

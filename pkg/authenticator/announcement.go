@@ -304,7 +304,7 @@ func waited(ctx context.Context, pause time.Duration) bool {
 // its issuance.
 func markRenewalDone(state *cache.State, replaced *cache.Pair, filed time.Time) bool {
 	found := state.Announcement
-	if found == nil || found.Renewal == nil || replaced == nil || found.Certificate != replaced.Fingerprint() ||
+	if found == nil || found.Renewal == nil || found.Renewal.Name == askedRenewal || replaced == nil || found.Certificate != replaced.Fingerprint() ||
 		filed.Before(found.Renewal.IssuedBefore) || slices.ContainsFunc(found.Done, found.Renewal.Same) {
 		return false
 	}

@@ -5,6 +5,7 @@ package authenticator
 import (
 	"context"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"time"
 
@@ -23,11 +24,22 @@ func (a *Authenticator) Renew(ctx context.Context, wait time.Duration, remark fu
 	if a.invalid != nil {
 		return nil, AsFailure(a.invalid)
 	}
-	if status := a.loadStatus(); status.permanent {
+	status := a.loadStatus()
+	if status.permanent {
 		return nil, AsFailure(status.problem)
 	}
-	if err := a.askForRenewal(ctx); err != nil {
+	if status.pair != nil {
+		// Without a credential for the request, the certificate must not become due.
+		if _, _, err := a.access(status); err != nil {
+			return nil, AsFailure(err)
+		}
+	}
+	if err := a.askForRenewal(ctx, status); err != nil {
 		return nil, AsFailure(err)
+	}
+	asked := a.loadStatus()
+	if asked.pair != nil && asked.due == "" {
+		return asked.pair.Leaf, nil // a worker has just installed it
 	}
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
@@ -41,45 +53,70 @@ func (a *Authenticator) Renew(ctx context.Context, wait time.Duration, remark fu
 			once(waits)
 		}
 	}
-	status, err := supervisor.awaitWorker(ctx, a.loadStatus(), wait, answer)
+	after, err := supervisor.awaitWorker(ctx, asked, wait, answer)
 	if err != nil {
-		return nil, status.explain(err)
+		return nil, after.explain(err)
 	}
 	supervisor.awaitWorkerEnd()
-	return status.pair.Leaf, nil
+	return after.pair.Leaf, nil
 }
 
 // askForRenewal records that the certificate is to be replaced, and ends the back-off. It leaves a
 // worker alone that already requests a certificate.
-func (a *Authenticator) askForRenewal(ctx context.Context) error {
-	if status := a.loadStatus(); (status.pair == nil || status.due != "") && a.supervisor().workerRuns() {
+func (a *Authenticator) askForRenewal(ctx context.Context, before certificateStatus) error {
+	requests := func(s certificateStatus) bool { // a worker requests a certificate, and does not only check
+		return (s.pair == nil || s.due != "" && !s.waits()) && a.supervisor().workerRuns()
+	}
+	if requests(before) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, lockWait) // a check for announced renewals may run
 	defer cancel()
 	lock, err := a.dir.WaitLock(ctx)
+	if errors.Is(err, cache.ErrLocked) && requests(a.loadStatus()) {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
 	defer lock.Unlock()
 	status := a.loadStatus()
-	state := readState(a.dir)
+	if status.pair != nil && (before.pair == nil || status.pair.Fingerprint() != before.pair.Fingerprint()) {
+		return nil // a worker has replaced it meanwhile
+	}
+	state, err := a.dir.State()
+	if cache.MustBeSetAside(err) {
+		_, err = a.dir.SetAside(cache.StateFile, a.now())
+		state = &cache.State{}
+	}
+	if err != nil {
+		return err
+	}
 	if err := a.supervisor().recordDeath(lock, state); err != nil {
 		return err
 	}
 	state.NextAttempt, state.UrgentAttempt = time.Time{}, time.Time{}
 	if status.pair != nil {
-		if state.Announcement == nil {
-			state.Announcement = &cache.Announcement{}
-		}
-		now := a.now().UTC().Truncate(time.Second)
-		state.Announcement.Certificate = status.pair.Fingerprint()
-		state.Announcement.Renewal = &cache.Renewal{Name: askedRenewal, IssuedBefore: now, DueAt: now}
+		status.askFor(state, a.now().UTC().Truncate(time.Second))
 	}
 	if err := lock.SetState(state); err != nil {
 		return fmt.Errorf("ask for a renewal: %w", err)
 	}
 	return nil
+}
+
+// askFor makes the certificate due now, in state. If an announced renewal selects the certificate,
+// that one is due, so that it does not select the next certificate, too.
+func (s *certificateStatus) askFor(state *cache.State, now time.Time) {
+	if state.Announcement == nil {
+		state.Announcement = &cache.Announcement{}
+	}
+	if s.announcedRenewal() != nil {
+		state.Announcement.Renewal.DueAt = now
+		return
+	}
+	state.Announcement.Certificate = s.pair.Fingerprint()
+	state.Announcement.Renewal = &cache.Renewal{Name: askedRenewal, IssuedBefore: now, DueAt: now}
 }
 
 // remarkOnce returns a function that passes each text on once.

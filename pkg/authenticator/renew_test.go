@@ -7,9 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
@@ -22,16 +25,13 @@ func TestRenewReplacesACertificate(t *testing.T) {
 	for name, arrange := range map[string]func(*Authenticator){
 		"usual":     func(a *Authenticator) { a.checkInterval = time.Hour },
 		"no checks": func(a *Authenticator) { a.checkInterval = 0 },
-		"no renewal by evidence": func(a *Authenticator) {
-			a.provider = fakeProvider{signer: "example.com/signer"}
-		},
 		"in a pause": func(a *Authenticator) {
 			writeState(t, a, &cache.State{Failures: 3, NextAttempt: noon.Add(time.Hour), Last: &cache.Result{Reason: string(RequestDenied), Finished: noon}})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			a := testAuthenticator(t)
+			a := clusteredAuthenticator(t)
 			old, fresh := newPair(t, nil), newPair(t, func(c *x509.Certificate) { c.NotAfter = noon.Add(48 * time.Hour) })
 			installPair(t, a.dir, old)
 			arrange(a)
@@ -56,7 +56,7 @@ func TestRenewReturnsTheFailure(t *testing.T) {
 	for name, held := range map[string]bool{"with a certificate": true, "without one": false} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			a := testAuthenticator(t)
+			a := clusteredAuthenticator(t)
 			if held {
 				installPair(t, a.dir, newPair(t, nil))
 			}
@@ -79,6 +79,23 @@ func TestRenewReturnsTheFailure(t *testing.T) {
 				t.Errorf("due: %q", status.due)
 			}
 		})
+	}
+}
+
+// Without a credential for the request nothing is recorded: the certificate stays as good as it
+// was.
+func TestRenewNeedsACredential(t *testing.T) {
+	t.Parallel()
+	a := clusteredAuthenticator(t)
+	a.provider = fakeProvider{signer: "example.com/signer"} // it does not renew, and there is no bootstrap kubeconfig
+	installPair(t, a.dir, newPair(t, nil))
+	before := snapshot(t, a.dir.Path())
+	_, err := a.Renew(t.Context(), time.Minute, func(error) {})
+	if failure := AsFailure(err); failure.Reason != NoBootstrap {
+		t.Errorf("%v", failure)
+	}
+	if after := snapshot(t, a.dir.Path()); after != before {
+		t.Errorf("it changed\n%s\nto\n%s", before, after)
 	}
 }
 
@@ -107,4 +124,69 @@ func TestRenewJoinsAWorker(t *testing.T) {
 	if installErr := <-done; err != nil || installErr != nil || !leaf.Equal(fresh.Leaf) {
 		t.Fatal(errors.Join(err, installErr, fmt.Errorf("leaf %v", leaf)))
 	}
+}
+
+// An announced renewal is only made due: under another name it would select the next certificate,
+// too. A damaged state file is set aside. A certificate that a worker has just replaced is not
+// replaced again.
+func TestAskForRenewal(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		arrange func(t *testing.T, a *Authenticator, pair *cache.Pair)
+		want    string // name of the renewal
+		aside   bool
+	}{
+		"announced": {func(t *testing.T, a *Authenticator, pair *cache.Pair) {
+			writeState(t, a, &cache.State{Announcement: &cache.Announcement{
+				Exists: true, Certificate: pair.Fingerprint(), Checked: noon, Renewal: &cache.Renewal{Name: "rotate", IssuedBefore: noon, DueAt: noon.Add(time.Hour)},
+			}})
+		}, "rotate", false},
+		"another certificate's": {func(t *testing.T, a *Authenticator, _ *cache.Pair) {
+			writeState(t, a, &cache.State{Announcement: &cache.Announcement{
+				Exists: true, Certificate: "other", Checked: noon, Renewal: &cache.Renewal{Name: "rotate", IssuedBefore: noon, DueAt: noon.Add(time.Hour)},
+			}})
+		}, askedRenewal, false},
+		"damaged": {func(t *testing.T, a *Authenticator, _ *cache.Pair) {
+			put(t, a.dir, cache.StateFile, []byte("{"), 0o600)
+		}, askedRenewal, true},
+		"replaced meanwhile": {func(t *testing.T, a *Authenticator, _ *cache.Pair) {
+			installPair(t, a.dir, newPair(t, nil))
+		}, "", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			a := clusteredAuthenticator(t)
+			a.checkInterval = time.Hour
+			pair := newPair(t, nil)
+			installPair(t, a.dir, pair)
+			before := a.loadStatus()
+			c.arrange(t, a, pair)
+			if name == "announced" { // it is known when the command starts
+				before = a.loadStatus()
+			}
+			if err := a.askForRenewal(t.Context(), before); err != nil {
+				t.Fatal(err)
+			}
+			status, got := a.loadStatus(), ""
+			if renewal := status.announcedRenewal(); renewal != nil {
+				got = renewal.Name
+			}
+			if got != c.want || (status.due != "") != (c.want != "") {
+				t.Errorf("renewal %q, due: %q", got, status.due)
+			}
+			entries, err := os.ReadDir(a.dir.Path())
+			aside := slices.ContainsFunc(entries, func(e os.DirEntry) bool { return strings.HasPrefix(e.Name(), cache.StateFile+".") })
+			if err != nil || aside != c.aside {
+				t.Errorf("%v, set aside: %t", err, aside)
+			}
+		})
+	}
+}
+
+// clusteredAuthenticator is a testAuthenticator that client-go has told its cluster.
+func clusteredAuthenticator(t *testing.T) *Authenticator {
+	t.Helper()
+	a := testAuthenticator(t)
+	a.exec = ExecInfo{APIVersion: execV1, Cluster: &clientauthentication.Cluster{Server: "https://127.0.0.1:1", CertificateAuthorityData: newCA(t)}}
+	return a
 }

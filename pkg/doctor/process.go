@@ -74,16 +74,23 @@ const procFS = "/proc"
 // container is not found.
 func KubeletsOf(kubeconfig string) ([]int, error) {
 	all, err := findKubelets(procFS)
-	if errors.Is(err, errNoKubelet) {
+	if errors.Is(err, errNoKubelet) || errors.Is(err, fs.ErrNotExist) { // without a proc file system, as in a chroot
 		return nil, nil
 	}
 	var pids []int
 	for _, k := range all {
-		if k.flags.Kubeconfig != "" && filepath.Clean(k.path(k.flags.Kubeconfig)) == filepath.Clean(kubeconfig) {
+		if k.flags.Kubeconfig != "" && isSameFile(k.path(k.flags.Kubeconfig), kubeconfig) {
 			pids = append(pids, k.pid)
 		}
 	}
 	return pids, err
+}
+
+// isSameFile reports whether two paths name the same file, or are the same while there is none.
+func isSameFile(a, b string) bool {
+	infoA, errA := os.Stat(a)
+	infoB, errB := os.Stat(b)
+	return filepath.Clean(a) == filepath.Clean(b) || errA == nil && errB == nil && os.SameFile(infoA, infoB)
 }
 
 // bootTime returns when the machine was started, by its current clock, to the second.

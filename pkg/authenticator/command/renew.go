@@ -7,6 +7,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
 
 // renewTimeout is the default of --timeout. It is that of prepareWait.
@@ -18,8 +21,8 @@ func (i *invocation) renewCommand() *cobra.Command {
 		Use:   "renew",
 		Short: "Replace the certificate now, and end the pause after a denial or failure",
 		Long: `Replace the node's certificate now, although it is not due, or get the first one. It ends the pause after a denial or a failure, says
-what the request waits for, and fails as the request does. The certificate in use stays until there is a new one, and the kubelet
-takes that within 30 s. It takes the flags that the kubelet's kubeconfig gives the plugin, unless --config is given. A flag on the
+what the request waits for, and fails as the request does. The certificate in use stays until there is a new one. The kubelet uses the
+new one from its next call of this program on: within checkInterval, 15 minutes by default, or when it is restarted. It takes the flags that the kubelet's kubeconfig gives the plugin, unless --config is given. A flag on the
 command line wins.`,
 		Example: example(i.Name, `
 # after the cause of a denial is gone
@@ -28,6 +31,9 @@ command line wins.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if timeout <= 0 {
 				return usage(fmt.Errorf("--timeout %s: must be more than 0", timeout))
+			}
+			if err := i.checkExecFlags(); err != nil {
+				return err
 			}
 			a, _, err := i.asKubelet()
 			if err != nil {
@@ -43,4 +49,24 @@ command line wins.`,
 	}
 	c.Flags().DurationVar(&timeout, "timeout", renewTimeout, "longest wait; after it the worker continues")
 	return c
+}
+
+// checkExecFlags returns a Failure if the kubelet runs this program with flags that cannot be
+// taken, or runs another program: with other settings a request would disturb the kubelet's own.
+func (i *invocation) checkExecFlags() error {
+	k, taken := i.takeExecFlags()
+	problem := ""
+	switch {
+	case i.root.PersistentFlags().Changed("config"):
+		return nil
+	case taken != nil:
+		problem = taken.Problem
+	case k.Kind == kubelet.Ours:
+		problem = "its user is another program, " + k.Command
+	}
+	if problem == "" {
+		return nil
+	}
+	return &authenticator.Failure{Reason: authenticator.Configuration, Hint: "run the program that the kubeconfig names, as root; or name the configuration with --config",
+		Err: fmt.Errorf("%s: the flags that the kubelet uses are not known: %.256s", k.Path, problem)}
 }

@@ -60,8 +60,11 @@ systemctl stop kubelet
 func (i *invocation) reset(ctx context.Context, a *authenticator.Authenticator, kubeconfig string, flags resetFlags) error {
 	// 1. Plan.
 	own, left, err := a.PlanReset(flags.envFile)
-	if err != nil {
+	if err != nil && len(own) == 0 {
 		return err
+	}
+	if err != nil { // Reset removes what is outside the directory, and then returns it
+		left = append(left, err)
 	}
 	if flags.kubeconfig {
 		ours, err := isOurKubeconfig(kubeconfig)
@@ -73,8 +76,8 @@ func (i *invocation) reset(ctx context.Context, a *authenticator.Authenticator, 
 		}
 	}
 	running, err := doctor.KubeletsOf(kubeconfig)
-	if err != nil {
-		return err
+	if err != nil && !flags.force && !flags.dryRun {
+		return &authenticator.Failure{Reason: authenticator.NotConfirmed, Hint: "--force removes the files although it is not known whether a kubelet runs", Err: fmt.Errorf("find kubelets: %w", err)}
 	}
 
 	// 2. Show the plan.
@@ -92,15 +95,16 @@ func (i *invocation) reset(ctx context.Context, a *authenticator.Authenticator, 
 		i.tellKept(left)
 		return nil
 	case len(running) > 0 && !flags.force:
-		return &authenticator.Failure{
-			Reason: authenticator.NotConfirmed, Hint: "systemctl stop kubelet; with --force the node becomes NotReady, unless it has a bootstrap credential",
-			Err: fmt.Errorf("a kubelet runs with %s: nothing was removed", kubeconfig),
-		}
+		return kubeletRuns(kubeconfig)
 	}
 
 	// 3. Ask.
 	if err := i.confirm(ctx, "Remove these files, the node's key among them?", flags.yes); err != nil {
 		return err
+	}
+
+	if running, _ = doctor.KubeletsOf(kubeconfig); len(running) > 0 && !flags.force {
+		return kubeletRuns(kubeconfig) // it was started meanwhile
 	}
 
 	// 4. Remove. A worker may have written files since, so it may be more than the plan has.
@@ -119,6 +123,13 @@ func (i *invocation) reset(ctx context.Context, a *authenticator.Authenticator, 
 	}
 	i.tellKept(left)
 	return err
+}
+
+func kubeletRuns(kubeconfig string) error {
+	return &authenticator.Failure{
+		Reason: authenticator.NotConfirmed, Hint: "systemctl stop kubelet; with --force the node becomes NotReady, unless it has a bootstrap credential",
+		Err: fmt.Errorf("a kubelet runs with %s: nothing was removed", kubeconfig),
+	}
 }
 
 func (i *invocation) tellKept(left []error) {
