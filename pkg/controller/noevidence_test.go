@@ -5,6 +5,8 @@ package controller
 import (
 	"context"
 	"maps"
+	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,11 +23,11 @@ import (
 // requestList is a cache of requests.
 type requestList struct {
 	client.Reader
-	items *[]certificatesv1.CertificateSigningRequest
+	items *atomic.Pointer[[]certificatesv1.CertificateSigningRequest]
 }
 
 func (r requestList) List(_ context.Context, list client.ObjectList, _ ...client.ListOption) error {
-	list.(*certificatesv1.CertificateSigningRequestList).Items = *r.items
+	list.(*certificatesv1.CertificateSigningRequestList).Items = *r.items.Load()
 	return nil
 }
 
@@ -44,20 +46,22 @@ func TestRequestsWithoutEvidenceAreCounted(t *testing.T) {
 		items := []certificatesv1.CertificateSigningRequest{
 			made("bare", certificatesv1.KubeAPIServerClientKubeletSignerName), made("ours", "example.com/tpm"), made("other", "example.com/other"), decided,
 		}
+		cached := &atomic.Pointer[[]certificatesv1.CertificateSigningRequest]{}
+		cached.Store(&items)
 		config := &Config{Rules: must(verifier.New(policy())), Now: time.Now}
-		w := &noEvidenceWatch{Config: config, intake: &intake{Config: config}, cached: requestList{nil, &items}}
-		lines := 0
-		log := funcr.New(func(_, _ string) { lines++ }, funcr.Options{})
+		w := &noEvidenceWatch{Config: config, intake: &intake{Config: config}, cached: requestList{nil, cached}}
+		var lines atomic.Int64
+		log := funcr.New(func(_, _ string) { lines.Add(1) }, funcr.Options{})
 		ctx, stop := context.WithCancel(t.Context())
 		if err := w.source(log).Start(ctx, nil); err != nil {
 			t.Fatal(err)
 		}
-		after := func(pause time.Duration, want map[string]int, logged int) {
+		after := func(pause time.Duration, want map[string]int, logged int64) {
 			t.Helper()
 			time.Sleep(pause)
 			synctest.Wait()
-			if got := w.addTo(map[string]int{"A": 1}); !maps.Equal(got, want) || lines != logged {
-				t.Errorf("%v, %d lines", got, lines)
+			if got := w.addTo(map[string]int{"A": 1}); !maps.Equal(got, want) || lines.Load() != logged {
+				t.Errorf("%v, %d lines", got, lines.Load())
 			}
 		}
 		none, one := map[string]int{"A": 1}, map[string]int{"A": 1, telemetry.ReasonNoEvidence: 1}
@@ -65,9 +69,11 @@ func TestRequestsWithoutEvidenceAreCounted(t *testing.T) {
 		after(time.Minute, one, 1)
 		after(14*time.Minute, one, 1)
 		after(2*time.Minute, one, 2)
-		items = items[1:]
+		fewer := items[1:]
+		cached.Store(&fewer)
 		after(time.Minute, none, 2)
-		items = append(items, made("another", certificatesv1.KubeAPIServerClientKubeletSignerName))
+		more := append(slices.Clone(fewer), made("another", certificatesv1.KubeAPIServerClientKubeletSignerName))
+		cached.Store(&more)
 		after(3*time.Minute, one, 2)
 		stop()
 		after(time.Second, none, 2)
