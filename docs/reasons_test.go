@@ -24,8 +24,8 @@ var notEmitted = map[string]string{
 	"DryRun": "the condition of a patch that is never stored",
 }
 
-// ofOthers are reasons that a program other than the controller shows.
-var ofOthers = []string{"NoEvidence"} // kubectl attest
+// ofOthers are reasons that only metrics and kubectl attest show.
+var ofOthers = []string{"NoEvidence"}
 
 // carriers are the expressions that carry the reason of a decision or of a verdict. What can be in
 // them is found where it is put in: constants, and the arguments of functions that take a reason.

@@ -141,7 +141,7 @@ and no certificate yet) or Claimed (has no record).`,
 	}
 	format = outputFlag(c, formatWide)
 	c.Flags().StringVarP(&selector, "selector", "l", "", "only nodes whose Node has these labels, as for kubectl get")
-	c.Flags().BoolVarP(&watch, "watch", "w", false, "go on, and print each line again when it has changed")
+	c.Flags().BoolVarP(&watch, "watch", "w", false, "keep running, and print a node again when its status changes")
 	return c
 }
 
@@ -162,7 +162,7 @@ func (i *invocation) watchStatus(ctx context.Context, a *access, node string, se
 			return false, "", stop{err}
 		case err != nil:
 			return false, "", err
-		case len(status.Incomplete) > 0: // lines would vanish, and come back later
+		case len(status.Incomplete) > 0: // without the requests, unchanged nodes would seem to change
 			return false, sprintf("warning: trying again: cannot be read: %s", strings.Join(status.Incomplete, "; ")), nil
 		}
 		current := map[string]bool{}

@@ -90,7 +90,7 @@ func Reasons() []ReasonInfo {
 		{RenewalFailing, 41, "The command status: the certificate is valid and used, but its renewal fails, the API server rejects it, or the configuration is wrong.", soon},
 		{CertificateExpired, 42, "The command status: the certificate has expired.", soon},
 		{NoCertificate, 43, "The command status: there is no usable certificate, for a cause other than expiry.", soon},
-		{NotConfirmed, 44, "The command reset: nobody confirmed it, or a kubelet still runs with the kubeconfig. Nothing was removed.", soon},
+		{NotConfirmed, 44, "The command reset: nobody confirmed it, a kubelet runs with the kubelet's kubeconfig, or the search for kubelets failed. Nothing was removed.", soon},
 	}
 }
 

@@ -12,8 +12,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
-// askedRenewal names the renewal that a person asked for. No announced renewal has it, since it is
-// not the name of an object.
+// askedRenewal names the renewal that a person asked for. An announced renewal cannot have this
+// name: parentheses are not valid in names of objects.
 const askedRenewal = "(asked for)"
 
 // Renew replaces the certificate now, or gets the first one. It ends the pause after a denial or a

@@ -27,7 +27,7 @@ const (
 )
 
 // noEvidenceWatch counts the requests that kubelets made by themselves, and logs that there are
-// some. The zero count is that of a standby replica.
+// some. On a standby replica the count is 0.
 type noEvidenceWatch struct {
 	*Config
 	intake *intake
@@ -59,7 +59,7 @@ func (w *noEvidenceWatch) run(ctx context.Context, log logr.Logger) {
 		w.count.Store(int64(len(found)))
 		if now := w.Now(); len(found) > 0 && now.Sub(logged) >= noEvidenceRemind {
 			logged = now
-			log.Info("kubelets request certificates by themselves, without evidence: is kubelet-authenticator switched on there?",
+			log.Info("pending requests of kubelets have no evidence; kubectl attest pending shows their nodes",
 				"requests", len(found), "names", text.Names(found))
 		}
 	}

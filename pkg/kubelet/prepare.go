@@ -21,8 +21,8 @@ import (
 type Setup struct {
 	// Config is this program's configuration file. Without one, Prepare changes nothing.
 	Config string
-	// Invalid says that this file is invalid. Then the caller fails where Prepare disables the
-	// program, unless another program wrote the kubeconfig.
+	// Invalid says that this file exists and is invalid. The caller then fails, so the kubelet does
+	// not start, unless another program wrote the kubeconfig.
 	Invalid bool
 	// Kubeconfig and Bootstrap are the kubelet's two files, KubeconfigFile and BootstrapFile.
 	Kubeconfig, Bootstrap string

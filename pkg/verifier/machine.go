@@ -152,7 +152,7 @@ func (e *evaluation) judgeMachine() {
 	case providerID == "":
 		e.wait(ReasonMachineNotReady, "the machine has no provider ID yet")
 	case slices.ContainsFunc(e.in.Machines, func(other Machine) bool { return other.Ref != m.Ref && other.ProviderID == e.requested.providerID }):
-		e.deny(ReasonProviderIDMismatch, "the provider ID is another machine's: its firmware may have a UUID that several machines share")
+		e.deny(ReasonProviderIDMismatch, "the provider ID belongs to another machine; the firmware of both may have the same UUID")
 	default:
 		e.deny(ReasonProviderIDMismatch, "the provider ID is not the machine's")
 	}

@@ -49,7 +49,7 @@ func TestRelevantMachines(t *testing.T) {
 // A denied provider ID that another machine has is said to be that one's, so that a UUID which
 // several machines share is found. The node reads the same text.
 func TestProviderIDOfAnotherMachineIsNamed(t *testing.T) {
-	for shared, says := range map[bool]string{true: "another machine's", false: "not the machine's"} {
+	for shared, says := range map[bool]string{true: "belongs to another machine", false: "not the machine's"} {
 		w := good(First)
 		w.named(nodeName, "acme://zone/shared")
 		if other := machine("other"); shared {

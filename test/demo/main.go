@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// demo starts a real control plane, node-attestation-controller and software TPMs. A node attests
-// and gets its client certificate as a kubelet does. Then impostors try the same. It shows each
-// stage, and fails where one does not show what it should.
+// demo starts a real control plane, node-attestation-controller and software TPMs. Impostors ask
+// for the node's certificate and are refused. The node attests, is revoked, and attests again. It
+// shows each stage, and fails where one does not show what it should.
 //
 // With -keep everything runs on until it is interrupted, and the demo prints what to try.
 package main

@@ -27,8 +27,8 @@ func (i *invocation) resetCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "reset",
 		Short: "Remove what this program keeps: certificate, key, state, copy of the bootstrap kubeconfig, environment file",
-		Long: `Remove what this program keeps on the machine. It lists the files, asks, and lists what was removed. Links, other programs' files and the
-configuration file stay.
+		Long: `Remove what this program keeps on the machine. It lists the files, asks, and lists what was removed. In a script, give --yes. These stay: the
+configuration file, links, files of other users, and a bootstrap kubeconfig that prepare did not copy.
 
 The next certificate then needs a bootstrap credential. Stop the kubelet first: it would start this program again. While a kubelet runs
 with the kubeconfig, nothing is removed, unless --force is given.`,
@@ -52,7 +52,7 @@ systemctl stop kubelet
 	c.Flags().BoolVar(&flags.kubeconfig, "kubeconfig", false, "remove the kubelet's kubeconfig, too, if its user is this program")
 	c.Flags().BoolVarP(&flags.yes, "yes", "y", false, "do not ask")
 	c.Flags().BoolVar(&flags.dryRun, "dry-run", false, "list what would be removed, and remove nothing")
-	c.Flags().BoolVar(&flags.force, "force", false, "remove it although a kubelet runs with the kubeconfig")
+	c.Flags().BoolVar(&flags.force, "force", false, "remove the files although a kubelet runs with the kubelet's kubeconfig")
 	return c
 }
 
@@ -77,7 +77,7 @@ func (i *invocation) reset(ctx context.Context, a *authenticator.Authenticator, 
 	}
 	running, err := doctor.KubeletsOf(kubeconfig)
 	if err != nil && !flags.force && !flags.dryRun {
-		return &authenticator.Failure{Reason: authenticator.NotConfirmed, Hint: "--force removes the files although it is not known whether a kubelet runs", Err: fmt.Errorf("find kubelets: %w", err)}
+		return &authenticator.Failure{Reason: authenticator.NotConfirmed, Hint: "--force removes the files although it is not known whether a kubelet runs", Err: fmt.Errorf("nothing was removed: find kubelets: %w", err)}
 	}
 
 	// 2. Show the plan.

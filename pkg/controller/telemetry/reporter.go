@@ -17,9 +17,10 @@ type Verdict struct {
 	Reason, Message string
 }
 
-// Reporter reports the verdict on one aspect to operators, in the same way for each: always in the
-// condition, and a change in an Event and to Mirror. A problem that stays is reported again after
-// each Remind. It is not safe for concurrent use.
+// Reporter reports the verdict on one aspect to operators, in the same way for each. The condition
+// has each verdict. A Warning Event tells of each new problem, and after each Remind of one that
+// stays. A Normal Event follows if True comes directly after False. No other change makes an Event.
+// It is not safe for concurrent use.
 type Reporter struct {
 	Condition *Condition
 	// Events records Events on the condition's Namespace, with this Action.
