@@ -160,7 +160,7 @@ unless --workload-kubeconfig names a file.`,
   kubectl attest status
   kubectl attest pending
   kubectl attest status --workload-cluster=prod-1 --namespace=clusters`,
-		Args:          cli.NoArgs,
+		Args:          cli.NoArgs(usage),
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
@@ -193,7 +193,7 @@ unless --workload-kubeconfig names a file.`,
 
 func (i *invocation) versionCommand() *cobra.Command {
 	info := buildinfo.Info{Version: i.Version, Commit: i.Commit, Protocols: map[string][]string{tpm.Provider: {attestation.VersionTPM}}}
-	c := buildinfo.Command(Name, info, i.Stdout, cli.NoArgs, usage)
+	c := buildinfo.Command(Name, info, i.Stdout, cli.NoArgs(usage), usage)
 	var clientOnly bool
 	c.Flags().BoolVar(&clientOnly, "client", false, "ask no cluster for the controller's image")
 	c.Short = "Print version, commit, Go version and protocol versions, and the controller's image"
@@ -265,7 +265,5 @@ func (i *invocation) print(format string, value any) error {
 	return err
 }
 
-// colors reports whether standard output may have colours (no-color.org).
-func (i *invocation) colors() bool {
-	return terminal.Is(i.Stdout) && i.Getenv("NO_COLOR") == "" && i.Getenv("TERM") != "dumb"
-}
+// colors reports whether standard output may have colours.
+func (i *invocation) colors() bool { return terminal.Colors(i.Stdout, i.Getenv) }

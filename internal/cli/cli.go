@@ -13,18 +13,21 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 )
 
-// NoArgs returns an error if there is an argument, with the command that was probably meant.
-func NoArgs(c *cobra.Command, args []string) error {
-	if len(args) == 0 {
-		return nil
-	}
-	var names []string
-	for _, below := range c.Commands() {
-		if !below.Hidden {
-			names = append(names, below.Name())
+// NoArgs refuses arguments, and names the command that was probably meant. usage makes the error
+// for a wrong command line.
+func NoArgs(usage func(error) error) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return nil
 		}
+		var names []string
+		for _, below := range c.Commands() {
+			if !below.Hidden {
+				names = append(names, below.Name())
+			}
+		}
+		return usage(fmt.Errorf("unknown command or argument %q for %s%s", args[0], c.CommandPath(), text.DidYouMean(args[0], "", names)))
 	}
-	return fmt.Errorf("unknown command or argument %q for %s%s", args[0], c.CommandPath(), text.DidYouMean(args[0], "", names))
 }
 
 // FlagError adds to an error about an unknown flag the one that was probably meant.

@@ -30,6 +30,11 @@ func Is(file any) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
+// Colors reports whether a file may have colours (no-color.org).
+func Colors(file any, getenv func(string) string) bool {
+	return Is(file) && getenv("NO_COLOR") == "" && getenv("TERM") != "dumb"
+}
+
 // Confirm asks a question on out and reads the answer from in. It returns nil only if the answer is
 // "yes", otherwise ErrNobody, ErrDeclined, or the error of ctx.
 func Confirm(ctx context.Context, in io.Reader, out io.Writer, question string) error {

@@ -84,8 +84,7 @@ func (d *demo) refused(ctx context.Context, who string, reason verifier.Reason) 
 		return err
 	}
 	cmd := exec.CommandContext(ctx, d.plugin, d.impostor.flags...) //nolint:gosec // G204: built above
-	var printed strings.Builder
-	var said strings.Builder
+	var printed, said strings.Builder
 	cmd.Stdout, cmd.Stderr = &printed, &said
 	var exit *exec.ExitError
 	if err := cmd.Run(); err != nil && !errors.As(err, &exit) {

@@ -7,14 +7,14 @@ import (
 	"os"
 	"strings"
 
-	"golang.org/x/term"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/terminal"
 )
 
 // width is the longest line that the demo prints.
 const width = 120
 
 // colored says that standard output may have colours (no-color.org).
-var colored = term.IsTerminal(int(os.Stdout.Fd())) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
+var colored = terminal.Colors(os.Stdout, os.Getenv)
 
 // The colours of titles, and of who got in and who did not.
 const bold, green, red = "1", "32", "31"
@@ -34,17 +34,16 @@ func fold(text string, column int) string {
 	var out []string
 	for line := range strings.SplitSeq(text, "\n") {
 		for first := true; ; first = false {
-			room := width
 			if !first {
 				line = indent + line
 			}
-			if len(line) <= room {
+			if len(line) <= width {
 				out = append(out, line)
 				break
 			}
-			at := strings.LastIndexByte(line[:room+1], ' ')
+			at := strings.LastIndexByte(line[:width+1], ' ')
 			if at <= column {
-				at = room // a long word
+				at = width // a long word
 			}
 			out = append(out, strings.TrimRight(line[:at], " "))
 			line = strings.TrimLeft(line[at:], " ")
@@ -61,7 +60,7 @@ func title(format string, args ...any) {
 // say prints a text.
 func say(format string, args ...any) { fmt.Println(fold(fmt.Sprintf(format, args...), 4)) }
 
-// shown is a command line's output as it is printed.
+// shown prints a command line's output.
 func shown(output string) {
 	if output = strings.TrimRight(output, "\n"); output != "" {
 		fmt.Println(fold(output, 4))

@@ -27,11 +27,8 @@ func (d *demo) revoke(ctx context.Context) error {
 	}
 	args := []string{"revoke", node, "--reason=its key may have leaked", "--yes", "--wait=false"}
 	title("kubectl attest %s", strings.Join(args, " "))
-	cmd := exec.CommandContext(ctx, filepath.Join(d.bin, "kubectl-attest"), append(args, "--kubeconfig="+d.admin)...) //nolint:gosec // G204: built above
-	said, err := cmd.CombinedOutput()
-	shown(string(said))
-	if err != nil {
-		return fmt.Errorf("kubectl attest revoke: %w", err)
+	if _, err := showRun(ctx, filepath.Join(d.bin, "kubectl-attest"), append(args, "--kubeconfig="+d.admin)...); err != nil {
+		return err
 	}
 	title("the node renews its Lease again: a policy refuses the write")
 	refusal, err := d.eventually(ctx, func() (string, bool) {
@@ -48,11 +45,8 @@ func (d *demo) revoke(ctx context.Context) error {
 // comeBack has the node attest again. A revoked key gets nothing but the chance to do that.
 func (d *demo) comeBack(ctx context.Context) error {
 	title("kubelet-authenticator renew: the machine attests again, and gets a certificate for a new key")
-	cmd := exec.CommandContext(ctx, d.plugin, append([]string{"renew", "--timeout=1m", "--kubelet-kubeconfig=" + d.kubelet}, d.node.flags...)...) //nolint:gosec // G204: built above
-	said, err := cmd.CombinedOutput()
-	shown(string(said))
-	if err != nil {
-		return fmt.Errorf("kubelet-authenticator renew: %w", err)
+	if _, err := showRun(ctx, d.plugin, append([]string{"renew", "--timeout=1m", "--kubelet-kubeconfig=" + d.kubelet}, d.node.flags...)...); err != nil {
+		return err
 	}
 	out, err := d.eventually(ctx, func() (string, bool) {
 		out, err := d.renewLease(ctx)
@@ -63,13 +57,21 @@ func (d *demo) comeBack(ctx context.Context) error {
 		return err
 	}
 	title("kubectl attest status")
-	cmd = exec.CommandContext(ctx, filepath.Join(d.bin, "kubectl-attest"), "status", "--kubeconfig="+d.admin) //nolint:gosec // G204: built above
-	status, err := cmd.Output()
-	shown(string(status))
-	if err == nil && !strings.Contains(string(status), "Attested") {
+	status, err := showRun(ctx, filepath.Join(d.bin, "kubectl-attest"), "status", "--kubeconfig="+d.admin)
+	if err == nil && !strings.Contains(status, "Attested") {
 		err = errors.New("the node is not attested again")
 	}
 	return err
+}
+
+// showRun runs a program, prints what it says, and returns that.
+func showRun(ctx context.Context, program string, args ...string) (string, error) {
+	output, err := exec.CommandContext(ctx, program, args...).CombinedOutput() //nolint:gosec // G204: one of the demo's programs
+	shown(string(output))
+	if err != nil {
+		err = fmt.Errorf("%s %s: %w", filepath.Base(program), args[0], err)
+	}
+	return string(output), err
 }
 
 // renewLease writes the node's Lease with the node's certificate.

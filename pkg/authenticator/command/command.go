@@ -189,12 +189,8 @@ func (i *invocation) addCommands() {
 	i.completeValues()
 }
 
-func noArgs(c *cobra.Command, args []string) error {
-	if err := cli.NoArgs(c, args); err != nil {
-		return usage(err)
-	}
-	return nil
-}
+// noArgs is the Args of a command without arguments.
+var noArgs = cli.NoArgs(usage)
 
 // example returns the examples of a command's help, with the program's name for "{}".
 func example(name, s string) string {

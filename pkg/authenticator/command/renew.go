@@ -12,9 +12,6 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
 
-// renewTimeout is the default of --timeout. It is that of prepareWait.
-const renewTimeout = 3*time.Minute + 30*time.Second
-
 func (i *invocation) renewCommand() *cobra.Command {
 	var timeout time.Duration
 	c := &cobra.Command{
@@ -32,10 +29,10 @@ command line wins.`,
 			if timeout <= 0 {
 				return usage(fmt.Errorf("--timeout %s: must be more than 0", timeout))
 			}
-			if err := i.checkExecFlags(); err != nil {
-				return err
+			a, kubeconfig, taken, err := i.asKubelet()
+			if unknown := i.checkExecFlags(kubeconfig, taken); unknown != nil {
+				return unknown
 			}
-			a, _, err := i.asKubelet()
 			if err != nil {
 				return err
 			}
@@ -47,14 +44,13 @@ command line wins.`,
 			return nil
 		},
 	}
-	c.Flags().DurationVar(&timeout, "timeout", renewTimeout, "longest wait; after it the worker continues")
+	c.Flags().DurationVar(&timeout, "timeout", authenticator.DefaultConfig().PrepareWait.Duration, "longest wait; after it the worker continues")
 	return c
 }
 
 // checkExecFlags returns a Failure if the kubelet runs this program with flags that cannot be
 // taken, or runs another program: with other settings a request would disturb the kubelet's own.
-func (i *invocation) checkExecFlags() error {
-	k, taken := i.takeExecFlags()
+func (i *invocation) checkExecFlags(k kubelet.Kubeconfig, taken *authenticator.ExecFlags) error {
 	problem := ""
 	switch {
 	case i.root.PersistentFlags().Changed("config"):

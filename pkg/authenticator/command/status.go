@@ -68,7 +68,7 @@ Exit codes:
 // overview reads the files as a run of the kubelet would now, with the flags and the cluster of the
 // kubelet's kubeconfig.
 func (i *invocation) overview() (*authenticator.Overview, error) {
-	a, taken, err := i.asKubelet()
+	a, _, taken, err := i.asKubelet()
 	if a == nil {
 		return nil, err
 	}
@@ -78,21 +78,21 @@ func (i *invocation) overview() (*authenticator.Overview, error) {
 }
 
 // asKubelet returns the Authenticator that a run of the kubelet would have now, with the flags and
-// the cluster of the kubelet's kubeconfig. It returns the flags that it took. With an error, the
-// Authenticator may still be set.
-func (i *invocation) asKubelet() (*authenticator.Authenticator, *authenticator.ExecFlags, error) {
+// the cluster of the kubelet's kubeconfig. It also returns that kubeconfig, and the flags that it
+// took from there. With an error, the Authenticator may still be set.
+func (i *invocation) asKubelet() (*authenticator.Authenticator, kubelet.Kubeconfig, *authenticator.ExecFlags, error) {
 	kubeconfig, taken := i.takeExecFlags()
 	config, loadErr := i.settings()
 	info := i.Getenv(authenticator.ExecInfoVariable)
 	if info == "" && kubeconfig.Kind == kubelet.Ours && kubeconfig.ClusterProblem == nil {
 		asked, err := execInfo(kubeconfig.Cluster)
 		if err != nil {
-			return nil, nil, err
+			return nil, kubeconfig, taken, err
 		}
 		info, i.askedBy = asked, kubeconfig.Path
 	}
 	a, err := i.newAuthenticator(config, loadErr, info, authenticator.ExecInfoVariable+"="+info)
-	return a, taken, err
+	return a, kubeconfig, taken, err
 }
 
 // overviewTable is an overview for a terminal.

@@ -131,12 +131,8 @@ or SIGINT.`,
 	return root
 }
 
-func noArgs(c *cobra.Command, args []string) error {
-	if err := cli.NoArgs(c, args); err != nil {
-		return usage(err)
-	}
-	return nil
-}
+// noArgs is the Args of a command without arguments.
+var noArgs = cli.NoArgs(usage)
 
 func usage(err error) error { return &failure{codeUsage, "see --help", err} }
 

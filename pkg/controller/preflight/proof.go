@@ -55,7 +55,7 @@ func (w *PolicyWatch) prove(ctx context.Context, v verdict) (again time.Duration
 			w.again = name
 			return min(proveAgain, w.Prove) + policiesSettle
 		}
-		if v.status == corev1.ConditionTrue {
+		if v.Status == corev1.ConditionTrue {
 			return policiesSettle
 		}
 	}

@@ -114,9 +114,8 @@ type PolicyWatch struct {
 
 // verdict is the current state of the policies.
 type verdict struct {
-	status          corev1.ConditionStatus
-	reason, message string
-	problems        []PolicyProblem
+	telemetry.Verdict
+	problems []PolicyProblem
 }
 
 // NewPolicyWatch returns a watch, which Start runs. api must not read from a cache. config.Check
@@ -134,7 +133,7 @@ func NewPolicyWatch(config WatchConfig, api client.WithWatch, recorder events.Ev
 	}
 	w.reporter = &telemetry.Reporter{
 		Condition: &telemetry.Condition{API: api, Namespace: w.Namespace, Type: ConditionPolicies, Remind: w.Remind, Log: log},
-		Events:    telemetry.NewDedupRecorder(recorder), Action: "Compare", Mirror: w.Mirror, Remind: w.Remind,
+		Events:    telemetry.NewDedupRecorder(recorder), Action: "Compare", Mirror: w.Mirror,
 	}
 	var err error
 	if w.policies, err = w.informer(0, &admissionv1.ValidatingAdmissionPolicyList{}, &admissionv1.ValidatingAdmissionPolicy{}); err != nil {
@@ -239,7 +238,7 @@ func (w *PolicyWatch) Start(ctx context.Context) error {
 		case <-ticker.C:
 		}
 		v := w.judge(ctx, began)
-		if v.reason == "" {
+		if v.Reason == "" {
 			first.Reset(policiesSettle)
 			continue
 		}
@@ -261,7 +260,7 @@ func (w *PolicyWatch) Start(ctx context.Context) error {
 func (w *PolicyWatch) judge(ctx context.Context, began time.Time) verdict {
 	unknown := func(message string) verdict {
 		w.since = time.Time{}
-		return verdict{status: corev1.ConditionUnknown, reason: ReasonPoliciesUnwatched, message: message}
+		return verdict{telemetry.Verdict{Status: corev1.ConditionUnknown, Reason: ReasonPoliciesUnwatched, Message: message}, nil}
 	}
 	switch {
 	case w.forbidden[0].Load() || w.forbidden[1].Load():
@@ -299,17 +298,17 @@ func (w *PolicyWatch) judge(ctx context.Context, began time.Time) verdict {
 	problems = append(problems, revocation...)
 	switch {
 	case LocksOut(problems):
-		return verdict{corev1.ConditionFalse, ReasonPoliciesLockNodesOut, describe(problems) + ". No node gets a certificate: " + LockOutRemedy, problems}
+		return verdict{telemetry.Verdict{Status: corev1.ConditionFalse, Reason: ReasonPoliciesLockNodesOut, Message: describe(problems) + ". No node gets a certificate: " + LockOutRemedy}, problems}
 	case w.Check.Audit:
 		message := "nothing depends on the policies in audit mode"
 		if len(problems) > 0 {
 			message += "; not in force: " + describe(problems)
 		}
-		return verdict{corev1.ConditionUnknown, ReasonPoliciesAudit, message, problems}
+		return verdict{telemetry.Verdict{Status: corev1.ConditionUnknown, Reason: ReasonPoliciesAudit, Message: message}, problems}
 	case len(problems) > 0:
-		return verdict{corev1.ConditionFalse, ReasonPoliciesNotInForce, describe(problems) + ". " + consequence, problems}
+		return verdict{telemetry.Verdict{Status: corev1.ConditionFalse, Reason: ReasonPoliciesNotInForce, Message: describe(problems) + ". " + consequence}, problems}
 	}
-	return verdict{status: corev1.ConditionTrue, reason: ReasonPoliciesInForce, message: "the policies and their bindings are the release's"}
+	return verdict{telemetry.Verdict{Status: corev1.ConditionTrue, Reason: ReasonPoliciesInForce, Message: "the policies and their bindings are the release's"}, nil}
 }
 
 // lasting returns the problems, except alterations that are newer than alteredGrace.
@@ -349,31 +348,31 @@ func stored[T any](informer toolscache.SharedIndexInformer) []T {
 // report reports the state, and logs a change, and a lasting problem again after each Remind.
 func (w *PolicyWatch) report(ctx context.Context, v verdict) {
 	w.Metrics.PolicyProblems(gauged(v))
-	before, isNews := w.reporter.Report(ctx, telemetry.Verdict{Status: v.status, Reason: v.reason, Message: v.message})
+	before, isNews := w.reporter.Report(ctx, v.Verdict)
 	if !isNews {
 		return
 	}
-	message := telemetry.Message(v.message)
+	message := telemetry.Message(v.Message)
 	switch {
-	case v.status == corev1.ConditionFalse:
+	case v.Status == corev1.ConditionFalse:
 		what := "the admission policies are not in force"
-		if v.reason == ReasonPoliciesLockNodesOut {
+		if v.Reason == ReasonPoliciesLockNodesOut {
 			what = "the admission policies let nobody approve"
 		}
-		w.log.Error(nil, what, "message", message, "reason", v.reason)
-	case v.status == corev1.ConditionTrue && before.Status == corev1.ConditionFalse:
+		w.log.Error(nil, what, "message", message, "reason", v.Reason)
+	case v.Status == corev1.ConditionTrue && before.Status == corev1.ConditionFalse:
 		w.log.Info("the admission policies are in force again")
-	case v.reason == ReasonPoliciesUnwatched:
-		w.log.Error(nil, "it is not known whether the admission policies are in force", "message", message, "reason", v.reason)
+	case v.Reason == ReasonPoliciesUnwatched:
+		w.log.Error(nil, "it is not known whether the admission policies are in force", "message", message, "reason", v.Reason)
 	default:
-		w.log.Info("admission policies", "status", v.status, "reason", v.reason, "message", message)
+		w.log.Info("admission policies", "status", v.Status, "reason", v.Reason, "message", message)
 	}
 }
 
 // gauged returns the problems for the gauge, with NotWatched if they are not known.
 func gauged(v verdict) (problems []telemetry.PolicyProblem) {
-	if v.reason == ReasonPoliciesUnwatched {
-		problems = append(problems, telemetry.PolicyProblem{Problem: v.reason})
+	if v.Reason == ReasonPoliciesUnwatched {
+		problems = append(problems, telemetry.PolicyProblem{Problem: v.Reason})
 	}
 	for _, p := range v.problems {
 		problems = append(problems, telemetry.PolicyProblem{Policy: p.Policy, Problem: p.Problem})

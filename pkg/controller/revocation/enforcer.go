@@ -141,7 +141,7 @@ func New(config Config) (*Enforcer, error) {
 	}
 	e.reporter = &telemetry.Reporter{
 		Condition: &telemetry.Condition{API: e.Joined, Namespace: e.StatusNamespace, Type: telemetry.ConditionRevocation, Remind: telemetry.RemindInterval, Log: e.Log},
-		Events:    e.Events, Action: "Revoke", Mirror: e.Mirror, Remind: telemetry.RemindInterval,
+		Events:    e.Events, Action: "Revoke", Mirror: e.Mirror,
 	}
 	for _, w := range []struct {
 		into   *toolscache.SharedIndexInformer

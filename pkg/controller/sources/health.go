@@ -136,7 +136,7 @@ func NewHealth(config HealthConfig) *Health {
 	h.Events = telemetry.NewDedupRecorder(h.Events)
 	h.reporter = &telemetry.Reporter{
 		Condition: &telemetry.Condition{API: h.API, Namespace: h.Namespace, Type: ConditionUsable, Remind: h.Remind, Log: h.Log},
-		Events:    h.Events, Action: "Read", Mirror: h.Mirror, Remind: h.Remind,
+		Events:    h.Events, Action: "Read", Mirror: h.Mirror,
 	}
 	return h
 }

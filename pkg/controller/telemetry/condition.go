@@ -45,7 +45,8 @@ type Condition struct {
 	// Namespace is the name of the Namespace. Type is the type of the condition.
 	Namespace, Type string
 	// Remind is the time until the condition is read again after a write, since others may change
-	// it.
+	// it. A Reporter reports a lasting problem again after that time, so it must be longer than
+	// DedupInterval there.
 	Remind time.Duration
 	Log    logr.Logger
 

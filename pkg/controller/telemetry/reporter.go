@@ -18,9 +18,9 @@ type Verdict struct {
 }
 
 // Reporter reports the verdict on one aspect to operators, in the same way for each. The condition
-// has each verdict. A Warning Event tells of each new problem, and after each Remind of one that
-// stays. A Normal Event follows if True comes directly after False. No other change makes an Event.
-// It is not safe for concurrent use.
+// has each verdict. A Warning Event tells of each new problem, and of one that stays after each
+// Remind of the condition. A Normal Event follows if True comes directly after False. No other
+// change makes an Event. It is not safe for concurrent use.
 type Reporter struct {
 	Condition *Condition
 	// Events records Events on the condition's Namespace, with this Action.
@@ -29,8 +29,6 @@ type Reporter struct {
 	// Mirror gets the content of each Event, to report it elsewhere, too: users of a workload
 	// cluster can delete Events there. Optional.
 	Mirror func(kind, reason, message string)
-	// Remind is longer than DedupInterval.
-	Remind time.Duration
 
 	last       Verdict
 	reportedAt time.Time
@@ -44,7 +42,7 @@ func (r *Reporter) Report(ctx context.Context, v Verdict) (before Verdict, isNew
 	before, r.last = r.last, v
 	r.Condition.Set(ctx, v.Status, v.Reason, v.Message)
 	problem := v.Status == corev1.ConditionFalse
-	if v == before && (!problem || now.Sub(r.reportedAt) < r.Remind) {
+	if v == before && (!problem || now.Sub(r.reportedAt) < r.Condition.Remind) {
 		return before, false
 	}
 	r.reportedAt = now

@@ -22,7 +22,7 @@ func TestReporter(t *testing.T) {
 		var mirrored []string
 		r := Reporter{
 			Condition: &Condition{API: fake.NewClientBuilder().Build(), Namespace: "n", Type: ConditionRevocation, Remind: RemindInterval, Log: logr.Discard()},
-			Events:    recorder, Action: "Revoke", Remind: RemindInterval, Mirror: func(kind, reason, message string) { mirrored = append(mirrored, kind+" "+reason+" "+message) },
+			Events:    recorder, Action: "Revoke", Mirror: func(kind, reason, message string) { mirrored = append(mirrored, kind+" "+reason+" "+message) },
 		}
 		verdict := func(status corev1.ConditionStatus, reason string) Verdict { return Verdict{status, reason, "m"} }
 		for i, step := range []struct {

@@ -64,7 +64,7 @@ func Factory() provider.Factory {
 				ekTemplate: ekTemplate,
 				options:    tpm.Options{Device: s.TPMDevice, LockDir: s.RuntimeDir},
 				scheme:     s.ProviderIDScheme,
-				uuidFile:   filepath.Join(firmware, field),
+				uuidFile:   filepath.Join(dmiDir, field),
 				now:        time.Now,
 				readEvent:  tpm.EventLog,
 			}, nil

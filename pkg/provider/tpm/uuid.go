@@ -10,9 +10,9 @@ import (
 	"strings"
 )
 
-// firmware is where Linux shows root what the firmware says of the machine. The maker of the
+// dmiDir is where Linux shows root what the firmware says of the machine. The maker of the
 // machine sets that, and it is no secret. It names a machine, and proves nothing.
-const firmware = "/sys/class/dmi/id"
+const dmiDir = "/sys/class/dmi/id"
 
 const (
 	// productUUID is the system UUID (SMBIOS 3.x, 7.2.1).
@@ -29,9 +29,9 @@ func SystemUUIDFields() []string { return []string{productUUID, productSerial} }
 // vmwareUUID returns the UUID in a serial number such as
 // "VMware-42 0b cf 2b 1f 6b e7 f0-5e 5f 2c 3d 4e 5f 60 71". Any other text it returns as it is.
 func vmwareUUID(serial string) string {
-	bytes, ours := strings.CutPrefix(serial, "vmware-")
-	digits := strings.NewReplacer(" ", "", "-", "").Replace(bytes)
-	if !ours || len(digits) != 32 {
+	spelled, isVMware := strings.CutPrefix(serial, "vmware-")
+	digits := strings.NewReplacer(" ", "", "-", "").Replace(spelled)
+	if !isVMware || len(digits) != 32 {
 		return serial
 	}
 	return digits[:8] + "-" + digits[8:12] + "-" + digits[12:16] + "-" + digits[16:20] + "-" + digits[20:]
