@@ -98,7 +98,7 @@ func request(name, signer, node, providerID string, document []byte) *certificat
 }
 
 func waits(object *certificatesv1.CertificateSigningRequest, reason, text string) *certificatesv1.CertificateSigningRequest {
-	metav1.SetMetaDataAnnotation(&object.ObjectMeta, attestation.AnnotationWaiting, attestation.Waiting{Reason: reason, Text: text}.String())
+	metav1.SetMetaDataAnnotation(&object.ObjectMeta, attestation.AnnotationWaiting, attestation.Statement{Reason: reason, Text: text}.String())
 	return object
 }
 

@@ -157,7 +157,7 @@ func withoutEvidence(object *certificatesv1.CertificateSigningRequest) (Request,
 		Name: text.Cut(object.Name, maxMessage), Signer: object.Spec.SignerName, Requester: text.Cut(object.Spec.Username, maxName), Created: object.CreationTimestamp,
 		State: state.Pending.String(), Reason: telemetry.ReasonNoEvidence, Message: noEvidence, uid: string(object.UID),
 	}
-	if waiting, err := attestation.ParseWaiting(object.Annotations[attestation.AnnotationWaiting]); err == nil {
+	if waiting, err := attestation.ParseStatement(object.Annotations[attestation.AnnotationWaiting]); err == nil {
 		r.Reason, r.Message = waiting.Reason, waiting.Text
 	}
 	block, rest := pem.Decode(object.Spec.Request)
@@ -187,7 +187,7 @@ func newRequest(object *certificatesv1.CertificateSigningRequest, claim verifier
 	case current == state.Pending:
 		// While the admission policies are not in force, the requester may have written the
 		// annotation.
-		if waiting, err := attestation.ParseWaiting(object.Annotations[attestation.AnnotationWaiting]); err == nil {
+		if waiting, err := attestation.ParseStatement(object.Annotations[attestation.AnnotationWaiting]); err == nil {
 			r.Reason, r.Message = waiting.Reason, waiting.Text
 		}
 	default:

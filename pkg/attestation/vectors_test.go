@@ -609,12 +609,12 @@ func TestOriginDataVector(t *testing.T) {
 func TestWaitingVectors(t *testing.T) {
 	v := loadVectors(t).Waiting
 	for _, c := range v.Accepted {
-		if got, err := ParseWaiting(c.Value); err != nil || got != (Waiting{c.Reason, c.Text}) || got.String() != c.Value {
+		if got, err := ParseStatement(c.Value); err != nil || got != (Statement{c.Reason, c.Text}) || got.String() != c.Value {
 			t.Errorf("%q: %+v, %v", c.Value, got, err)
 		}
 	}
 	for _, value := range v.Refused {
-		if got, err := ParseWaiting(value); err == nil {
+		if got, err := ParseStatement(value); err == nil {
 			t.Errorf("%q: %+v", value, got)
 		}
 	}

@@ -19,7 +19,7 @@ const unanswered = 5 * time.Second
 // that only read files. If that write fails, only the messages lack the reason.
 func (e *enrolment) noteWaiting(object *certificatesv1.CertificateSigningRequest) {
 	annotation := object.Annotations[attestation.AnnotationWaiting]
-	waiting, err := attestation.ParseWaiting(annotation)
+	waiting, err := attestation.ParseStatement(annotation)
 	state, seen := readState(e.dir), cache.Waiting{Request: object.Name, Annotation: annotation}
 	if err != nil || state.Waiting != nil && *state.Waiting == seen {
 		return
@@ -33,11 +33,11 @@ func (e *enrolment) noteWaiting(object *certificatesv1.CertificateSigningRequest
 
 // WaitsFor returns the controller's last reason for which the pending request waits. It returns
 // false if there is none.
-func WaitsFor(pending *cache.Pending, state *cache.State) (attestation.Waiting, bool) {
+func WaitsFor(pending *cache.Pending, state *cache.State) (attestation.Statement, bool) {
 	if state.Waiting == nil || state.Waiting.Request != pending.Last().Name {
-		return attestation.Waiting{}, false
+		return attestation.Statement{}, false
 	}
-	waiting, err := attestation.ParseWaiting(state.Waiting.Annotation)
+	waiting, err := attestation.ParseStatement(state.Waiting.Annotation)
 	return waiting, err == nil
 }
 

@@ -29,7 +29,7 @@ func TestWhatTheControllerSaysOfAWaitingRequest(t *testing.T) {
 		"of a proof":       {func(n *testNode) { n.api.proof = says(annotation) }, true},
 		"nothing":          {func(n *testNode) { n.api.hello = says("") }, false},
 		"another form":     {func(n *testNode) { n.api.hello = says(annotation + "\n\x1b[2J") }, false},
-		"far too much":     {func(n *testNode) { n.api.hello = says(annotation + strings.Repeat("x", attestation.MaxWaiting)) }, false},
+		"far too much":     {func(n *testNode) { n.api.hello = says(annotation + strings.Repeat("x", attestation.MaxStatement)) }, false},
 		"no reason at all": {func(n *testNode) { n.api.hello = says("machine not found: run this") }, false},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -75,7 +75,7 @@ func summarize(rules *verifier.Rules, providers map[string]Provider, object *cer
 		found.Expires = challenge.Expires
 	}
 	found.AK = originAK(providers, origin, object)
-	if object.Spec.SignerName == attestation.HelloSignerName && len(object.Spec.Request) > maxClaimSize {
+	if attestation.IsHello(object.Spec.SignerName) && len(object.Spec.Request) > maxClaimSize {
 		return found
 	}
 	parsed, _ := rules.ParseClaim(object)
@@ -110,7 +110,7 @@ func originAK(providers map[string]Provider, origin string, object *certificates
 // challengeIn returns the challenge of a whole hello, nil if there is none.
 func challengeIn(object *certificatesv1.CertificateSigningRequest) *attestation.Challenge {
 	value := object.Annotations[attestation.AnnotationChallenge]
-	if object.Spec.SignerName != attestation.HelloSignerName || value == "" || len(value) > attestation.MaxChallenge {
+	if !attestation.IsHello(object.Spec.SignerName) || value == "" || len(value) > attestation.MaxChallenge {
 		return nil
 	}
 	challenge, err := attestation.ParseChallenge([]byte(value))
@@ -208,7 +208,7 @@ func (i *intake) limit(object *certificatesv1.CertificateSigningRequest) {
 func (i *intake) flowOf(object *certificatesv1.CertificateSigningRequest) fairqueue.Flow {
 	flow := fairqueue.Flow{Class: classOf(object.Spec.Username), Requester: object.Spec.Username}
 	if found, ok := i.summaryIn(object); ok {
-		flow.Claim = fairqueue.Claim{AK: found.AK, EK: found.EK, Node: found.Node, Proof: object.Spec.SignerName != attestation.HelloSignerName}
+		flow.Claim = fairqueue.Claim{AK: found.AK, EK: found.EK, Node: found.Node, Proof: !attestation.IsHello(object.Spec.SignerName)}
 		if found.Hello != "" {
 			flow.Claim.EK = i.cachedEK(found.Hello)
 		}

@@ -67,6 +67,9 @@ func (c *Controller) proceed(ctx context.Context, object *certificatesv1.Certifi
 		}
 	case pending:
 		expires, challenged := c.intake.challengeExpiry(object, now)
+		if challenged && attestation.IsRehearsal(object.Spec.SignerName) {
+			return ctrl.Result{}, nil // it is never closed
+		}
 		if challenged && (mayGetProof(expires, now) || c.Audit) {
 			c.intake.limit(object)
 			// In audit mode the challenge may have ended already: then wait for closeDelay.
@@ -185,15 +188,17 @@ func (c *Controller) judge(object *certificatesv1.CertificateSigningRequest, s *
 	return refused
 }
 
-// carryOut carries a decision out, and reports it. In audit mode it only reports.
+// carryOut carries a decision out, and reports it. In audit mode it only reports, but for rehearsals.
 func (c *Controller) carryOut(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, decision verifier.Decision, took time.Duration) (result ctrl.Result, err error) {
 	switch {
 	case decision.Outcome == verifier.Wait:
 		result = c.requeueWaiting(object, s, decision.Refusals.Reason())
-		c.publishWaiting(ctx, object, decision)
+		c.publishWaiting(ctx, object, s, decision)
 	case decision.Outcome == verifier.Ignore && c.CA == nil && s.isRecorded(object):
 		// another signer issues it; JudgeUnsigned fails it at the deadline
 		result.RequeueAfter = max(c.Rules.Deadline(object).Sub(s.input.Now), time.Second)
+	case s.claim.Rehearsal:
+		result, err = c.actor.rehearse(ctx, object, s, decision)
 	case !c.Audit:
 		result, err = c.actor.act(ctx, object, s, decision)
 	}

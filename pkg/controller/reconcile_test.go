@@ -189,7 +189,7 @@ func (s scenario) check(k *kit, name string) {
 	if (request.Annotations[attestation.AnnotationChallenge] != "") != s.challenged {
 		k.Errorf("challenged: %t", !s.challenged)
 	}
-	if waiting, _ := attestation.ParseWaiting(request.Annotations[attestation.AnnotationWaiting]); waiting.Reason != string(s.waits) {
+	if waiting, _ := attestation.ParseStatement(request.Annotations[attestation.AnnotationWaiting]); waiting.Reason != string(s.waits) {
 		k.Errorf("the annotation says %q, want %q", waiting, s.waits)
 	}
 	named, err := k.server.recordsNaming(k.ctx, request.UID)

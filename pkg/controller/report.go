@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
@@ -75,6 +76,8 @@ func (r *reporter) report(ctx context.Context, object *certificatesv1.Certificat
 		reason = string(d.Refusals.Reason())
 	case d.Outcome == verifier.Challenge:
 		reason = string(ReasonChallenged)
+	case d.Outcome == verifier.Rehearsed:
+		reason = attestation.ReasonRehearsalPassed
 	case d.Outcome == verifier.ApproveServing:
 		reason = string(ReasonServing)
 	case d.Outcome == verifier.ApproveUnattested:
@@ -82,6 +85,9 @@ func (r *reporter) report(ctx context.Context, object *certificatesv1.Certificat
 	}
 	about := s.subject(d)
 	r.log(ctx, object, s, d, reason, message)
+	if s.claim.Rehearsal {
+		return // its verdict is in the request, and nothing was decided
+	}
 	r.Metrics.Decided(object, d, reason, took, r.Now())
 	r.warnOwner(object, s, d, reason, about.note(message))
 	for _, warning := range d.Warnings {

@@ -159,7 +159,7 @@ func TestSuspensionsAreNotKnown(t *testing.T) {
 			unattested := k.plain("left-alone", kubeletSigner, "left-alone", asNode("left-alone")).Name
 			in.settle()
 			for _, request := range []string{hello, renewal, serving} {
-				waiting, err := attestation.ParseWaiting(k.is(request, "").Annotations[attestation.AnnotationWaiting])
+				waiting, err := attestation.ParseStatement(k.is(request, "").Annotations[attestation.AnnotationWaiting])
 				if err != nil || waiting.Reason != string(verifier.ReasonSuspensionsUnknown) || strings.Contains(waiting.Text, "refused") {
 					t.Errorf("%s, %s: waits for %+v, %v", w, request, waiting, err)
 				}

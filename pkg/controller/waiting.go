@@ -20,17 +20,17 @@ const annotateTimeout = 2 * time.Second
 // changed. Each requester has a rate limit for these writes, the same as for Events. Like a denial,
 // a write counts against the requester's fair share. A write that failed or is over the limit is
 // retried when the request is next requeued: no decision reads the annotation.
-func (c *Controller) publishWaiting(ctx context.Context, object *certificatesv1.CertificateSigningRequest, d verifier.Decision) {
+func (c *Controller) publishWaiting(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) {
 	reason := d.Refusals.Reason()
 	text := verifier.WaitingText(reason)
-	if c.Audit || text == "" || c.retries.Published(object.Name, object.UID) == string(reason) || !c.waitingLimits.Take(object.Spec.Username, c.Now()) {
+	if c.Audit && !s.claim.Rehearsal || text == "" || c.retries.Published(object.Name, object.UID) == string(reason) || !c.waitingLimits.Take(object.Spec.Username, c.Now()) {
 		return
 	}
 	began := time.Now()
 	bounded, cancel := context.WithTimeout(ctx, annotateTimeout)
 	defer cancel()
 	_, err := c.actor.annotate(bounded, object, map[string]any{
-		attestation.AnnotationWaiting: attestation.Waiting{Reason: string(reason), Text: text}.String(),
+		attestation.AnnotationWaiting: attestation.Statement{Reason: string(reason), Text: text}.String(),
 	})
 	c.queue.Charge(object.Spec.Username, time.Since(began))
 	switch {

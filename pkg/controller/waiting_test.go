@@ -24,7 +24,7 @@ func (k *kit) unlisted(name, requester string) string {
 // waitingFor returns the reason in the annotation of a request, "" if there is none.
 func (k *kit) waitingFor(name string) string {
 	k.Helper()
-	waiting, err := attestation.ParseWaiting(k.get(name).Annotations[attestation.AnnotationWaiting])
+	waiting, err := attestation.ParseStatement(k.get(name).Annotations[attestation.AnnotationWaiting])
 	if err == nil && waiting.Text != verifier.WaitingText(verifier.Reason(waiting.Reason)) {
 		k.Errorf("the text of %s is %q", waiting.Reason, waiting.Text)
 	}

@@ -121,7 +121,7 @@ func challengeTook(phases []cache.Phase) string {
 
 // waitsFor returns the controller's reason for which the pending request waits: from the API
 // server, else from the last worker.
-func (e *examination) waitsFor(ctx context.Context, pending *cache.Pending, state *cache.State) (attestation.Waiting, bool) {
+func (e *examination) waitsFor(ctx context.Context, pending *cache.Pending, state *cache.State) (attestation.Statement, bool) {
 	last := pending.Last()
 	a, f := e.asRequester()
 	if f != nil {
@@ -136,7 +136,7 @@ func (e *examination) waitsFor(ctx context.Context, pending *cache.Pending, stat
 	if last.Hello {
 		classify = csr.ClassifyHello
 	}
-	waiting, err := attestation.ParseWaiting(object.Annotations[attestation.AnnotationWaiting])
+	waiting, err := attestation.ParseStatement(object.Annotations[attestation.AnnotationWaiting])
 	return waiting, err == nil && classify(&object).Outcome == csr.Pending
 }
 

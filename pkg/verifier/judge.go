@@ -49,8 +49,8 @@ type Input struct {
 type Claim struct {
 	Provider string
 	// Hello says that the request is filed as a hello. Serving says that it is for a serving
-	// certificate.
-	Hello, Serving bool
+	// certificate. Rehearsal says that it ends in a verdict, and never in a certificate.
+	Hello, Serving, Rehearsal bool
 	// NodeName and ProviderID are "" if the request has none, or a malformed one.
 	NodeName, ProviderID string
 }
@@ -71,7 +71,7 @@ func (r *Rules) ParseClaim(request *certificatesv1.CertificateSigningRequest) (C
 	default:
 		e.judgeRequest()
 	}
-	return Claim{e.content.Provider, e.hello, e.serving, e.requested.nodeName, e.requested.providerID}, true
+	return Claim{e.content.Provider, e.hello, e.serving, e.rehearsal, e.requested.nodeName, e.requested.providerID}, true
 }
 
 // Matches reports whether the rules decide on a request. It is cheaper than ParseClaim.
@@ -79,10 +79,11 @@ func (r *Rules) Matches(request *certificatesv1.CertificateSigningRequest) bool 
 	return r.newEvaluation(Input{Request: request}) != nil
 }
 
-// AttestingSigners returns the signers whose requests have evidence, and the signer of hellos.
+// AttestingSigners returns the signers whose requests have evidence, and the signer of hellos. It
+// leaves out those of rehearsals, which lead to no certificate.
 func (r *Rules) AttestingSigners() (names []string) {
 	for name := range r.signers {
-		if name != InsecureSignerName {
+		if name != InsecureSignerName && !attestation.IsRehearsal(name) {
 			names = append(names, name)
 		}
 	}
@@ -108,7 +109,8 @@ func (r *Rules) JudgeUnsigned(in Input) Decision {
 
 // Judge decides on a request that has no condition yet. The outcome is Ignore, Wait, Deny,
 // Challenge for a hello, Approve for a proof, or ApproveServing for a serving certificate. It is
-// ApproveUnattested for an unattested node that the policy lists.
+// ApproveUnattested for an unattested node that the policy lists, and Rehearsed for the proof of a
+// rehearsal.
 func (r *Rules) Judge(in Input) Decision {
 	e := r.newEvaluation(in)
 	if e == nil || state.Of(in.Request) != state.Pending || e.leftToOtherApprovers() {
@@ -126,6 +128,8 @@ func (r *Rules) Judge(in Input) Decision {
 		return e.grant(ApproveServing, Record{})
 	case e.hello:
 		return e.grant(Challenge, Record{})
+	case e.rehearsal:
+		return e.grant(Rehearsed, Record{})
 	}
 	return e.grant(Approve, e.nextRecord())
 }
@@ -170,8 +174,8 @@ type evaluation struct {
 	rules *Rules
 	in    Input
 	// hello, insecure and serving say which kind of signer the request is for. unattested says that
-	// the policy lists the node as unattested.
-	hello, insecure, serving, unattested bool
+	// the policy lists the node as unattested. rehearsal says that nothing may be issued.
+	hello, insecure, serving, unattested, rehearsal bool
 	// orphans are the records of machines that no longer exist. They were removed from in.Records.
 	orphans []Record
 	// content is the parsed spec.request. requested has the content of its PKCS#10 request.
@@ -251,14 +255,15 @@ func (r *Rules) newEvaluation(in Input) *evaluation {
 	}
 	return &evaluation{
 		rules: r, in: in, orphans: orphans,
-		hello:    signer.Name == attestation.HelloSignerName,
-		insecure: signer.Name == InsecureSignerName,
+		hello:     attestation.IsHello(signer.Name),
+		insecure:  signer.Name == InsecureSignerName,
+		rehearsal: attestation.IsRehearsal(signer.Name),
 	}
 }
 
 // signedHere reports whether a request is for a signer that this controller may sign for.
 func (e *evaluation) signedHere() bool {
-	return !e.unattested && (!e.serving || e.rules.SignsServing(e.in.Request.Spec.SignerName))
+	return !e.unattested && !e.rehearsal && (!e.serving || e.rules.SignsServing(e.in.Request.Spec.SignerName))
 }
 
 // withoutOrphans splits the records into those of machines that exist, and orphans.
@@ -310,7 +315,7 @@ func (e *evaluation) judge() {
 	if e.in.RateLimited {
 		e.limited.Add(ReasonRateLimited, "too many requests")
 	}
-	if e.in.SignerUnavailable && e.signedHere() {
+	if e.in.SignerUnavailable && (e.signedHere() || e.rehearsal) {
 		e.wait(ReasonSignerUnavailable, "there is no CA to sign with at present")
 	}
 	if e.unattested {

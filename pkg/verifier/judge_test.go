@@ -1001,6 +1001,12 @@ func TestHostile(t *testing.T) {
 			if d.Grant != nil {
 				t.Errorf("granted: %+v", d.Grant)
 			}
+			// TestRehearsalBeforeTheFirstAttestation has the one rule that differs.
+			if w.rehearse() && c.name != "I4: no record" {
+				if d := w.judge(t); d.Outcome != c.want || !slices.Equal(d.Refusals.Reasons(), c.why) {
+					t.Errorf("as a rehearsal: %s, %v, want %s, %v", d.Outcome, d.Refusals, c.want, c.why)
+				}
+			}
 			for _, reason := range d.Refusals.Reasons() {
 				if Reasons()[reason] == "" && !strings.HasPrefix(string(reason), "Attestation") {
 					t.Errorf("%s is not in Reasons", reason)
@@ -1274,14 +1280,82 @@ func TestAgainAfterEverythingEnded(t *testing.T) {
 	}
 }
 
+// A rehearsal passes if a real request would. Nothing signs it, even if it was approved and a record
+// names it.
+func TestRehearsal(t *testing.T) {
+	for _, class := range []Class{First, Again, Renewal} {
+		w, hello := good(class), goodHello(class)
+		if !w.rehearse() || !hello.rehearse() {
+			t.Fatal("no rehearsal")
+		}
+		if d := w.judge(t); d.Outcome != Rehearsed || d.Class != class || d.Grant == nil || !reflect.DeepEqual(d.Grant.Record, Record{}) {
+			t.Errorf("%s: %+v", class, d)
+		}
+		if d := hello.judge(t); d.Outcome != Challenge {
+			t.Errorf("%s, hello: %+v", class, d)
+		}
+		approved := goodSigning(class)
+		approved.in.Request.Spec.SignerName, approved.in.Hello.Spec.SignerName = attestation.RehearsalSignerName, attestation.RehearsalHelloSignerName
+		if d := approved.judge(t); d.Outcome != Ignore || d.Grant != nil {
+			t.Errorf("%s, approved: %+v", class, d)
+		}
+		real := good(class) // a real proof of a rehearsal's hello, and the reverse
+		real.in.Hello.Spec.SignerName = attestation.RehearsalHelloSignerName
+		mixed := good(class)
+		mixed.in.Request.Spec.SignerName = attestation.RehearsalSignerName
+		for _, w := range []*world{real, mixed} {
+			if d := w.judge(t); d.Outcome != Deny || d.Refusals.Reason() != ReasonProofMismatch {
+				t.Errorf("%s: %+v", class, d)
+			}
+		}
+	}
+	for _, target := range []string{attestation.HelloSignerName, attestation.RehearsalHelloSignerName, tpmSigner, acmeSigner} {
+		w := goodHello(First)
+		w.rehearse()
+		w.in.Evidence.SignerName = target
+		if d := w.judge(t); d.Outcome != Deny || d.Refusals.Reason() != ReasonProviderMismatch {
+			t.Errorf("its hello is for %s: %+v", target, d)
+		}
+	}
+	w := goodHello(First)
+	w.in.Evidence.SignerName = attestation.RehearsalSignerName
+	if d := w.judge(t); d.Outcome != Deny || d.Refusals.Reason() != ReasonProviderMismatch {
+		t.Errorf("a real hello for a rehearsal: %+v", d)
+	}
+	for _, signer := range must(New(goodPolicy())).AttestingSigners() {
+		if attestation.IsRehearsal(signer) {
+			t.Errorf("%s leads to certificates", signer)
+		}
+	}
+}
+
+// A node that has no record may rehearse with the credential that it has from elsewhere, although
+// its Node exists.
+func TestRehearsalBeforeTheFirstAttestation(t *testing.T) {
+	w := good(Renewal)
+	w.in.Records, w.policy.Credential = w.in.Records[:1], Required
+	w.in.Request.Spec.Extra[ExtraCredentialID] = certificatesv1.ExtraValue{x509Prefix + "unknown"}
+	if d := w.judge(t); d.Outcome != Deny || d.Refusals.Reason() != ReasonUnknownCredential {
+		t.Errorf("a real request: %+v", d)
+	}
+	w.rehearse()
+	if d := w.judge(t); d.Outcome != Rehearsed {
+		t.Errorf("a rehearsal: %+v", d)
+	}
+	w.in.Request.Spec.Extra = nil // API servers before 1.32
+	if d := w.judge(t); d.Outcome != Rehearsed {
+		t.Errorf("without the credential's ID: %+v", d)
+	}
+}
+
 func TestParseClaim(t *testing.T) {
 	rules := must(New(goodPolicy()))
 	w := good(First)
 	w.condition(certificatesv1.CertificateApproved)
-	if claim, ours := rules.ParseClaim(w.in.Request); !ours || claim != (Claim{"tpm", false, false, nodeName, providerID}) {
+	if claim, ours := rules.ParseClaim(w.in.Request); !ours || claim != (Claim{"tpm", false, false, false, nodeName, providerID}) {
 		t.Errorf("a proof: %+v, %t", claim, ours)
 	}
-	if claim, ours := rules.ParseClaim(w.in.Hello); !ours || claim != (Claim{"tpm", true, false, nodeName, providerID}) {
+	if claim, ours := rules.ParseClaim(w.in.Hello); !ours || claim != (Claim{"tpm", true, false, false, nodeName, providerID}) {
 		t.Errorf("a hello: %+v, %t", claim, ours)
 	}
 	w.in.Request.Spec.SignerName = "example.com/other"

@@ -321,6 +321,30 @@ func (w *world) condition(kind certificatesv1.RequestConditionType) {
 	w.in.Request.Status.Conditions = append(w.in.Request.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{Type: kind, Status: corev1.ConditionTrue})
 }
 
+// rehearse makes a request of our TPM signer, or its hello, a rehearsal. It reports false for any
+// other request.
+func (w *world) rehearse() bool {
+	if w.in.Request == nil || w.signing {
+		return false
+	}
+	spec := &w.in.Request.Spec
+	switch {
+	case spec.SignerName == tpmSigner:
+		spec.SignerName = attestation.RehearsalSignerName
+		if w.in.Hello != nil && w.in.Hello.Spec.SignerName == attestation.HelloSignerName {
+			w.in.Hello.Spec.SignerName = attestation.RehearsalHelloSignerName
+		}
+	case spec.SignerName == attestation.HelloSignerName:
+		spec.SignerName = attestation.RehearsalHelloSignerName
+		if w.in.Evidence.SignerName == tpmSigner {
+			w.in.Evidence.SignerName = attestation.RehearsalSignerName
+		}
+	default:
+		return false
+	}
+	return true
+}
+
 func (w *world) judge(t *testing.T) Decision {
 	t.Helper()
 	rules, err := New(w.policy)

@@ -36,6 +36,9 @@ const (
 	// SignServing: every rule holds for an approved serving certificate, under a signer of ours.
 	// The record does not change.
 	SignServing
+	// Rehearsed: every rule holds for the proof of a rehearsal. A real one would be approved. This
+	// one never is.
+	Rehearsed
 )
 
 func (o Outcome) String() string {
@@ -60,6 +63,8 @@ func (o Outcome) String() string {
 		return "ApproveServing"
 	case SignServing:
 		return "SignServing"
+	case Rehearsed:
+		return "Rehearsed"
 	}
 	return fmt.Sprintf("Outcome(%d)", int(o))
 }

@@ -24,7 +24,7 @@ func (e *evaluation) judgePair() {
 	}
 	proof, hello := e.in.Request.Spec, e.in.Hello.Spec
 	differ := func(what string) { e.deny(ReasonProofMismatch, "proof and hello differ in %s", what) }
-	if hello.SignerName != attestation.HelloSignerName {
+	if hello.SignerName != attestation.HelloSigner(proof.SignerName) {
 		e.deny(ReasonProofMismatch, "what the proof refers to is not a hello")
 	}
 	if proof.Username != hello.Username {

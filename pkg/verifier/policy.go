@@ -107,8 +107,8 @@ type Policy struct {
 	// Providers are the providers of the signers, the strongest first. A machine that was attested
 	// by one must later be attested by the same or a stronger one.
 	Providers []Provider
-	// Signers are the signers for whose requests the rules decide. The signer of hellos must not be
-	// listed: it is always included.
+	// Signers are the signers for whose requests the rules decide. Those of hellos and rehearsals
+	// must not be listed: they are always included.
 	Signers []Signer
 	// SharedHello says that other controllers answer hellos, too. The rules then ignore hellos of
 	// other providers. Default: these are denied.
@@ -214,21 +214,23 @@ func (r *Rules) checkProviders() error {
 }
 
 func (r *Rules) checkSigners() error {
-	hello := Signer{Name: attestation.HelloSignerName, Shared: r.policy.SharedHello}
+	var challenging []string
 	for _, p := range r.policy.Providers {
 		if p.Challenges {
-			hello.Providers = append(hello.Providers, p.Name)
+			challenging = append(challenging, p.Name)
 		}
 	}
-	if len(hello.Providers) > 0 {
-		r.signers[hello.Name] = hello
+	if len(challenging) > 0 {
+		for _, name := range []string{attestation.HelloSignerName, attestation.RehearsalHelloSignerName, attestation.RehearsalSignerName} {
+			r.signers[name] = Signer{Name: name, Providers: challenging, Shared: r.policy.SharedHello}
+		}
 	}
 	for _, s := range r.policy.Signers {
 		domain, path, _ := strings.Cut(s.Name, "/")
 		switch _, twice := r.signers[s.Name]; {
 		case !strings.Contains(domain, ".") || path == "" || len(s.Name) > attestation.MaxSignerName:
 			return fmt.Errorf("signers: %.128q is not a signer's name", s.Name)
-		case twice || s.Name == attestation.HelloSignerName || s.Name == InsecureSignerName:
+		case twice || isBuiltin(s.Name):
 			return fmt.Errorf("signers: %q is listed twice, or is always there and must not be listed", s.Name)
 		case domain == "kubernetes.io" && !s.Shared:
 			return fmt.Errorf("signers: %q is not only for node-attestation-controller: set shared to true", s.Name)
@@ -254,6 +256,11 @@ func (r *Rules) checkSigners() error {
 		return errors.New("signers: none is given")
 	}
 	return nil
+}
+
+// isBuiltin reports whether a signer must not be listed.
+func isBuiltin(signer string) bool {
+	return attestation.IsHello(signer) || attestation.IsRehearsal(signer) || signer == InsecureSignerName
 }
 
 func (r *Rules) checkRequesters() error {
@@ -289,7 +296,7 @@ func (r *Rules) checkServing() error {
 		switch {
 		case !strings.Contains(domain, ".") || path == "" || len(name) > attestation.MaxSignerName:
 			return fmt.Errorf("servingSigners: %.128q is not a signer's name", name)
-		case other || slices.Contains(r.policy.ServingSigners[:i], name) || name == attestation.HelloSignerName || name == InsecureSignerName:
+		case other || slices.Contains(r.policy.ServingSigners[:i], name) || isBuiltin(name):
 			return fmt.Errorf("servingSigners: %q is listed twice, or is for client certificates", name)
 		case domain == "kubernetes.io" && name != certificatesv1.KubeletServingSignerName:
 			return fmt.Errorf("servingSigners: %q is not for serving certificates", name)

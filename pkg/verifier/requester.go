@@ -133,6 +133,9 @@ func (e *evaluation) judgeCredential() {
 	if e.class != Renewal && e.class != Serving || e.machine == nil {
 		return
 	}
+	if e.rehearsal && e.record == nil {
+		return // the node has not attested yet: its first real request has a bootstrap credential
+	}
 	mayRecover := mode == Recover && e.class == Renewal && e.namedByAuthority() && e.recordIsStale()
 	if mode == Recover {
 		mode = Required

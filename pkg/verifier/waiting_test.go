@@ -60,8 +60,8 @@ func TestEachReasonToWaitHasAText(t *testing.T) {
 		if !waits[reason] {
 			t.Errorf("%s has a text, and no rule waits with it", reason)
 		}
-		w := attestation.Waiting{Reason: string(reason), Text: text}
-		if got, err := attestation.ParseWaiting(w.String()); err != nil || got != w || len(text) > 400 {
+		w := attestation.Statement{Reason: string(reason), Text: text}
+		if got, err := attestation.ParseStatement(w.String()); err != nil || got != w || len(text) > 400 {
 			t.Errorf("%s: %v, %d bytes", w, err, len(text))
 		}
 	}

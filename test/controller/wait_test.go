@@ -31,7 +31,7 @@ const (
 
 // waitsFor returns the reason in the annotation of a request that waits, "" if there is none.
 func waitsFor(request *certificatesv1.CertificateSigningRequest) verifier.Reason {
-	waiting, err := attestation.ParseWaiting(request.Annotations[attestation.AnnotationWaiting])
+	waiting, err := attestation.ParseStatement(request.Annotations[attestation.AnnotationWaiting])
 	if err != nil {
 		return ""
 	}

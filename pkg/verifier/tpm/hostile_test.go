@@ -147,6 +147,8 @@ func helloRows() []row {
 		{"hello: carriage returns", bend{helloBytes: func(b []byte) []byte { return bytes.ReplaceAll(b, []byte("\n"), []byte("\r\n")) }}, true, reasons(ReasonMalformed)},
 		{"hello: another provider's", bend{helloContent: func(r *attestation.Request) { r.Provider = "insecure" }}, true, reasons(reasonProvider)},
 		{"hello: under the proof's signer", bend{helloRequest: func(r *Request) { r.SignerName = testSigner }}, true, reasons(reasonSigner)},
+		{"hello: means to ask the signer of rehearsals", bend{hello: func(h *attestation.Hello) { h.SignerName = attestation.RehearsalSignerName }}, true, reasons(reasonSigner, ReasonHelloMismatch)},
+		{"hello: a rehearsal's, means to ask a signer that issues", bend{helloRequest: func(r *Request) { r.SignerName = attestation.RehearsalHelloSignerName }}, true, reasons(reasonSigner)},
 		{"hello: means to ask the signer of hellos", bend{hello: func(h *attestation.Hello) { h.SignerName = attestation.HelloSignerName }}, true, reasons(reasonSigner, ReasonHelloMismatch)},
 		{"hello: no version", bend{helloData: replaced(`"version":"tpm/v1"`, `"version":"tpm"`)}, true, reasons(ReasonMalformed)},
 		{"hello: version of the future", bend{helloData: replaced(`"version":"tpm/v1"`, `"version":"tpm/v2"`)}, true, reasons(ReasonVersion)},

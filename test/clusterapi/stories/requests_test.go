@@ -77,7 +77,7 @@ func (c *cluster) awaitWaiting(t *testing.T, node string, reason verifier.Reason
 	harness.Eventually(t, joinLimit, fmt.Sprintf("a request of %s waits with %s", node, reason), func() bool {
 		hellos, others := harness.Requests(t, c.workload, node)
 		for _, r := range append(hellos, others...) {
-			waiting, err := attestation.ParseWaiting(r.Annotations[attestation.AnnotationWaiting])
+			waiting, err := attestation.ParseStatement(r.Annotations[attestation.AnnotationWaiting])
 			if err != nil {
 				continue
 			}

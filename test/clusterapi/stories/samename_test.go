@@ -183,7 +183,7 @@ func (c *cluster) mustRefuse(t *testing.T, name, what string, reason verifier.Re
 	if len(r.Status.Certificate) > 0 || r.Annotations[attestation.AnnotationChallenge] != "" {
 		t.Errorf("%s was answered: %+v", what, r)
 	}
-	waiting, _ := attestation.ParseWaiting(r.Annotations[attestation.AnnotationWaiting])
+	waiting, _ := attestation.ParseStatement(r.Annotations[attestation.AnnotationWaiting])
 	if !isDenied(r, reason) && waiting.Reason != string(reason) {
 		t.Errorf("%s is neither denied nor waits with the reason %s: %+v, %+v", what, reason, r.Status.Conditions, waiting)
 	}

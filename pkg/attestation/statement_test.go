@@ -5,10 +5,10 @@ package attestation
 import "testing"
 
 // Whatever is accepted is written the same way.
-func FuzzParseWaiting(f *testing.F) {
+func FuzzParseStatement(f *testing.F) {
 	f.Add("MachineNotFound: run this")
 	f.Fuzz(func(t *testing.T, value string) {
-		if w, err := ParseWaiting(value); err == nil && w.String() != value {
+		if w, err := ParseStatement(value); err == nil && w.String() != value {
 			t.Errorf("%q is written as %q", value, w)
 		}
 	})

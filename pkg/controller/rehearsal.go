@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+)
+
+// rehearse carries out a decision on a rehearsal, also in audit mode: it answers a hello with a
+// challenge, and every other outcome with a verdict. It writes annotations only. So a rehearsal is
+// never approved, denied, signed or recorded. kube-controller-manager deletes it after 24 h.
+func (a *actor) rehearse(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) (ctrl.Result, error) {
+	verdict := attestation.Statement{}
+	switch d.Outcome {
+	case verifier.Ignore: // somebody has approved it, which has no effect
+		return ctrl.Result{}, nil
+	case verifier.Challenge:
+		return a.challenge(ctx, object, s)
+	case verifier.Rehearsed:
+		verdict = attestation.Statement{Reason: attestation.ReasonRehearsalPassed, Text: passedText(d)}
+	case verifier.Deny:
+		reason := string(d.Refusals.Reason())
+		verdict = attestation.Statement{Reason: reason, Text: strings.TrimPrefix(d.Refusals.Error(), reason+": ")}
+	default:
+		return ctrl.Result{}, fmt.Errorf("a rehearsal cannot have the outcome %v", d.Outcome)
+	}
+	const mark = " ..." // of a cut text
+	verdict.Text = text.Line(verdict.Text, attestation.MaxStatement-len(verdict.Reason)-len(": ")-len(mark))
+	_, err := a.annotate(ctx, object, map[string]any{attestation.AnnotationVerdict: verdict.String(), attestation.AnnotationWaiting: nil})
+	return ctrl.Result{}, err
+}
+
+// passedText explains the verdict on a rehearsal for which every rule holds.
+func passedText(d verifier.Decision) string {
+	text := fmt.Sprintf("this machine would get a certificate for the node %s", d.Grant.NodeName)
+	if len(d.Warnings) > 0 {
+		text += ", with warnings: " + d.Warnings.Error()
+	}
+	return text
+}
