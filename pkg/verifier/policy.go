@@ -7,10 +7,10 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
-	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 )
@@ -166,10 +166,12 @@ type Policy struct {
 	WaitDeadline time.Duration
 }
 
-// Rules judge requests by one policy. They are immutable after New, and safe for concurrent use.
-// The zero value has no signer, so it ignores every request.
+// Rules judge requests by one policy. Only SetUnattestedNodes changes them after New. They are safe
+// for concurrent use. The zero value has no signer, so it ignores every request.
 type Rules struct {
-	policy    Policy
+	policy Policy
+	// unattested replaces policy.UnattestedNodes. It is nil in the zero value.
+	unattested atomic.Pointer[[]string]
 	signers   map[string]Signer
 	forbidden forbiddenAddresses
 }
@@ -177,7 +179,7 @@ type Rules struct {
 // New returns the rules of a policy, which it copies. An error names the field at fault.
 func New(p Policy) (*Rules, error) {
 	p.Providers, p.Signers = slices.Clone(p.Providers), slices.Clone(p.Signers)
-	p.Bootstrappers, p.UnattestedNodes = slices.Clone(p.Bootstrappers), slices.Clone(p.UnattestedNodes)
+	p.Bootstrappers = slices.Clone(p.Bootstrappers)
 	p.ServingSigners, p.SignedServingSigners = slices.Clone(p.ServingSigners), slices.Clone(p.SignedServingSigners)
 	p.ForbiddenAddresses = slices.Clone(p.ForbiddenAddresses)
 	p.EKSources, p.NameSources = slices.Clone(p.EKSources), slices.Clone(p.NameSources)
@@ -188,7 +190,10 @@ func New(p Policy) (*Rules, error) {
 		p.WaitDeadline = DefaultWaitDeadline
 	}
 	r := &Rules{policy: p, signers: map[string]Signer{}}
-	for _, step := range []func() error{r.checkProviders, r.checkSigners, r.checkRequesters, r.checkUnattested, r.checkServing, r.checkSources, r.checkModes} {
+	if err := r.SetUnattestedNodes(p.UnattestedNodes); err != nil {
+		return nil, err
+	}
+	for _, step := range []func() error{r.checkProviders, r.checkSigners, r.checkRequesters, r.checkServing, r.checkSources, r.checkModes} {
 		if err := step(); err != nil {
 			return nil, err
 		}
@@ -276,15 +281,6 @@ func (r *Rules) checkRequesters() error {
 	}
 	if forbiddenGroup(r.policy.TokenGroup) {
 		return fmt.Errorf("tokenGroup: %q cannot be a token's", r.policy.TokenGroup)
-	}
-	return nil
-}
-
-func (r *Rules) checkUnattested() error {
-	for i, name := range r.policy.UnattestedNodes {
-		if len(validation.IsDNS1123Subdomain(name)) > 0 || slices.Contains(r.policy.UnattestedNodes[:i], name) {
-			return fmt.Errorf("unattestedNodes: %.64q is not a node's name, or is listed twice", name)
-		}
 	}
 	return nil
 }

@@ -82,7 +82,7 @@ func (r *Rules) IsServingRequest(request *certificatesv1.CertificateSigningReque
 // certificate.
 func (e *evaluation) leftToOtherApprovers() bool {
 	name, node := strings.CutPrefix(e.in.Request.Spec.Username, userNode)
-	return e.serving && node && slices.Contains(e.rules.policy.UnattestedNodes, name) &&
+	return e.serving && node && e.rules.IsUnattestedNode(name) &&
 		!slices.ContainsFunc(e.in.Records, func(r Record) bool { return r.NodeName == name })
 }
 

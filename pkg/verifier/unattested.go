@@ -5,10 +5,12 @@ package verifier
 import (
 	"bytes"
 	"encoding/pem"
+	"fmt"
 	"slices"
 	"strings"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 )
@@ -17,13 +19,32 @@ import (
 // Kubernetes' own signer, and without our evidence.
 func (r *Rules) isUnattestedRenewal(spec certificatesv1.CertificateSigningRequestSpec) bool {
 	name, node := strings.CutPrefix(spec.Username, userNode)
-	return node && spec.SignerName == certificatesv1.KubeAPIServerClientKubeletSignerName && slices.Contains(r.policy.UnattestedNodes, name) &&
+	return node && spec.SignerName == certificatesv1.KubeAPIServerClientKubeletSignerName && r.IsUnattestedNode(name) &&
 		!bytes.Contains(spec.Request, []byte("-----BEGIN "+attestation.BlockProvider))
+}
+
+// SetUnattestedNodes replaces Policy.UnattestedNodes. With an error nothing changes.
+func (r *Rules) SetUnattestedNodes(names []string) error {
+	for i, name := range names {
+		if len(validation.IsDNS1123Subdomain(name)) > 0 || slices.Contains(names[:i], name) {
+			return fmt.Errorf("unattestedNodes: %.64q is not a node's name, or is listed twice", name)
+		}
+	}
+	r.unattested.Store(new(slices.Clone(names)))
+	return nil
+}
+
+// UnattestedNodes returns the names that are in force. Nobody may change the slice.
+func (r *Rules) UnattestedNodes() []string {
+	if r == nil || r.unattested.Load() == nil {
+		return nil
+	}
+	return *r.unattested.Load()
 }
 
 // IsUnattestedNode reports whether the policy lists the node of that name as unattested.
 func (r *Rules) IsUnattestedNode(node string) bool {
-	return r != nil && slices.Contains(r.policy.UnattestedNodes, node)
+	return slices.Contains(r.UnattestedNodes(), node)
 }
 
 // judgeUnattested judges the renewal of a kubelet without the plugin. It applies S3 to S6 and I2.

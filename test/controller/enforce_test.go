@@ -81,7 +81,7 @@ func (g *gated) store(api client.Client) *sources.KeyStore {
 // open is a start of a controller.
 func (g *gated) open(t *testing.T, api client.Client, audit bool, listed ...string) error {
 	gate := &preflight.Preflight{
-		Keys: g.store(api), Records: api, Cluster: gateCluster, Namespace: g.secret.Namespace, Unattested: listed, Audit: audit, Log: logr.Discard(),
+		Keys: g.store(api), Records: api, Cluster: gateCluster, Namespace: g.secret.Namespace, Unattested: func() []string { return listed }, Audit: audit, Log: logr.Discard(),
 	}
 	return gate.Await(t.Context())
 }

@@ -80,7 +80,7 @@ func (i *invocation) run(cmd *cobra.Command, _ []string) error {
 	if err != nil {
 		return err
 	}
-	m, err := newManager(cmd.Context(), api, settings, gate, lock, logger)
+	m, err := i.newManager(cmd.Context(), api, settings, gate, lock, logger)
 	if err != nil {
 		return err
 	}
@@ -162,7 +162,7 @@ func newScheme() (*runtime.Scheme, error) {
 }
 
 // newManager assembles the controller, its sources and its watches.
-func newManager(ctx context.Context, api *rest.Config, settings *config.Settings, gate *preflight.Preflight, lock resourcelock.Interface, logger klog.Logger) (manager.Manager, error) {
+func (i *invocation) newManager(ctx context.Context, api *rest.Config, settings *config.Settings, gate *preflight.Preflight, lock resourcelock.Interface, logger klog.Logger) (manager.Manager, error) {
 	c := settings.Config()
 	scheme, err := newScheme()
 	if err != nil {
@@ -211,6 +211,7 @@ func newManager(ctx context.Context, api *rest.Config, settings *config.Settings
 		return nil, err
 	}
 	health := settings.Health(keys, parts.Machines, parts.CA, gate.Metrics)
+	health.Configuration = settings.Reload(i.file, logger.WithName("configuration"))
 	health.API, health.Events, health.Leads, health.Log = live, m.GetEventRecorder(controller.Name), m.Elected(), logger.WithName("sources")
 	if err := m.Add(sources.NewHealth(health)); err != nil {
 		return nil, err

@@ -339,7 +339,7 @@ func TestSettingsMakeAController(t *testing.T) {
 	if parts.Rates != fairqueue.DefaultRates() || settings.Bindings(nil) != (bindings.Config{Audit: true}) {
 		t.Errorf("%+v, %+v", parts.Rates, settings.Bindings(nil))
 	}
-	if gate := settings.Preflight(keys, nil, nil, logr.Discard()); gate.Keys != keys || gate.Cluster != "c" || gate.Namespace != "other" || !gate.Audit || gate.Unattested != nil {
+	if gate := settings.Preflight(keys, nil, nil, logr.Discard()); gate.Keys != keys || gate.Cluster != "c" || gate.Namespace != "other" || !gate.Audit || len(gate.Unattested()) > 0 {
 		t.Errorf("%+v", gate)
 	}
 	if _, ok := parts.Machines.(*sources.Inventory); !ok || len(parts.Providers) != 1 || keys.Verifier() != nil {
@@ -368,7 +368,7 @@ func TestSettingsMakeAController(t *testing.T) {
 	if rates.Machine.Burst = 3; parts.Rates != rates || settings.Bindings(nil) != (bindings.Config{Remove: true}) {
 		t.Errorf("%+v, %+v", parts.Rates, settings.Bindings(nil))
 	}
-	if gate := settings.Preflight(keys, nil, nil, logr.Discard()); gate.Audit || !slices.Equal(gate.Unattested, []string{"a", "b"}) {
+	if gate := settings.Preflight(keys, nil, nil, logr.Discard()); gate.Audit || !slices.Equal(gate.Unattested(), []string{"a", "b"}) {
 		t.Errorf("%+v", gate)
 	}
 }

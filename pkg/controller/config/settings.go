@@ -611,7 +611,7 @@ func (s *Settings) Preflight(keys *sources.KeyStore, records client.Reader, metr
 	}
 	return &preflight.Preflight{
 		Policies: policies,
-		Keys:     keys, Records: records, Cluster: s.config.ClusterUID, Namespace: s.config.Namespace, Unattested: s.config.UnattestedNodes,
+		Keys:     keys, Records: records, Cluster: s.config.ClusterUID, Namespace: s.config.Namespace, Unattested: s.rules.UnattestedNodes,
 		Audit: s.config.Audit, Metrics: metrics, Log: log,
 	}
 }

@@ -54,8 +54,8 @@ type Preflight struct {
 	Records, Nodes client.Reader
 	// Cluster is the cluster's UID in records. Namespace has the records.
 	Cluster, Namespace string
-	// Unattested are the names of Nodes that need no record.
-	Unattested []string
+	// Unattested returns the names of Nodes that need no record.
+	Unattested func() []string
 	// Policies are the admission policies that must be in force when enforcement starts. If it is
 	// empty, none must be.
 	Policies []*PolicyCheck
@@ -260,8 +260,9 @@ func (p *Preflight) without(ctx context.Context) ([]string, error) {
 		return nil, p.failed("nodes", err)
 	}
 	var without []string
+	unattested := p.Unattested()
 	for _, node := range nodes.Items {
-		if !slices.Contains(p.Unattested, node.Name) {
+		if !slices.Contains(unattested, node.Name) {
 			without = append(without, node.Name)
 		}
 	}

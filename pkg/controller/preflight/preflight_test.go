@@ -102,7 +102,7 @@ func build(keys tpm.Keys) (*tpm.Verifier, error) {
 }
 
 func newPreflight(api *clusterAPI, unattested ...string) *Preflight {
-	return &Preflight{Keys: sources.NewKeyStore(api, api, keySecret, build), Records: api, Cluster: "c", Namespace: keySecret.Namespace, Unattested: unattested, Log: logr.Discard()}
+	return &Preflight{Keys: sources.NewKeyStore(api, api, keySecret, build), Records: api, Cluster: "c", Namespace: keySecret.Namespace, Unattested: func() []string { return unattested }, Log: logr.Discard()}
 }
 
 func recordFor(cluster, node string) v1alpha1.NodeAttestation {

@@ -44,6 +44,7 @@ const (
 	NameChallengeKeys = "challenge-keys"
 	NameAnnotations   = "annotations"
 	NamePlatform      = "platform"
+	NameConfiguration = "configuration"
 	// nameMachines has a problem while the machines are not known although each source of them is
 	// usable.
 	nameMachines = "machines"
@@ -57,6 +58,7 @@ var remedies = map[string]string{
 	NameChallengeKeys: "correct the Secret, or remove its data and the controller makes a key",
 	NameAnnotations:   "correct the annotations, or grant the right that is named",
 	NamePlatform:      "look at the platform's API",
+	NameConfiguration: "correct the configuration file; until then the last valid unattestedNodes is in force",
 }
 
 const remedyTrust = "put the CA into kube-apiserver's --client-ca-file, or use a CA that is there. Requests wait until then"
@@ -89,6 +91,9 @@ type sharedMachines interface {
 	Shared(ctx context.Context, now time.Time) ([]verifier.Machine, error)
 }
 
+// Refreshed is a source that nothing else reads.
+type Refreshed interface{ Refresh(now time.Time) }
+
 // HealthConfig configures a Health.
 type HealthConfig struct {
 	// CA is nil if another signer issues. If it is a *ComparedCA, Health reports the result of the
@@ -96,6 +101,8 @@ type HealthConfig struct {
 	CA       signing.Source
 	Machines MachineSource
 	Keys     *KeyStore
+	// Configuration is read again with each check, nil if it need not be.
+	Configuration Refreshed
 	// API writes the condition on the status of Namespace.
 	API       client.Client
 	Namespace string
@@ -178,6 +185,9 @@ func (h *Health) check(ctx context.Context) telemetry.Verdict {
 	machines, unlisted := h.machines(ctx, now)
 	if unlisted == nil {
 		h.Metrics.Machines(machines)
+	}
+	if h.Configuration != nil {
+		h.Configuration.Refresh(now)
 	}
 	trust, states := h.compare(ctx, now), h.states()
 	if unlisted != nil && !slices.ContainsFunc(states, func(s State) bool { return s.Problem != nil }) {
@@ -284,6 +294,9 @@ func (h *Health) states() (all []State) {
 	}
 	add(NameInventory, h.Machines)
 	add(NameChallengeKeys, h.Keys)
+	if h.Configuration != nil {
+		add(NameConfiguration, h.Configuration)
+	}
 	return all
 }
 
