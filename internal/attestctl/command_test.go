@@ -15,6 +15,7 @@ import (
 	"math/big"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -82,6 +83,54 @@ func TestGolden(t *testing.T) {
 			}
 			wantGolden(t, name, r)
 		})
+	}
+}
+
+// The commands show who would pass. The verdict of a rehearsal does not wait, replaces no real
+// request, and says nothing about a node that has a record. The hello of a judged proof, which stays
+// open, is not shown as waiting.
+func TestRehearsalsAreShown(t *testing.T) {
+	rehearsal := func(name, node string, ek byte, annotation, value string) *certificatesv1.CertificateSigningRequest {
+		r := helloFor(attestation.RehearsalSignerName, name, node, "", ek, "")
+		r.Spec.Username = "system:node:" + node
+		metav1.SetMetaDataAnnotation(&r.ObjectMeta, annotation, value)
+		return r
+	}
+	open := challenged(rehearsal("hello", "passes", 1, "x", ""))
+	open.CreationTimestamp = before(5 * time.Hour) // its challenge ended long ago
+	proof := request("proof", attestation.RehearsalSignerName, "passes", "", must(attestation.Proof{
+		Version: attestation.VersionTPM, HelloName: "hello", HelloUID: "uid-hello", KeyID: "k", Expires: 1, PCRBank: "sha256",
+		PCRs: []attestation.PCR{{Index: 0, Value: make([]byte, 32)}}, Quote: []byte{1}, Signature: []byte{1},
+	}.Marshal()))
+	proof.Spec.Username = "system:node:passes"
+	metav1.SetMetaDataAnnotation(&proof.ObjectMeta, attestation.AnnotationVerdict, "RehearsalPassed: it would get one")
+	objects := []client.Object{
+		open, proof, rehearsal("r-2", "fails", 2, attestation.AnnotationVerdict, "ProviderIDMismatch: no"), newRecord("has-record", 4),
+		rehearsal("r-3", "waits", 3, attestation.AnnotationWaiting, "MachineNotFound: unknown"),
+		rehearsal("r-4", "has-record", 4, attestation.AnnotationVerdict, "IdentityBound: no"),
+		newHello("real", "fails", "", 2, ""),
+	}
+	objects[len(objects)-1].(*certificatesv1.CertificateSigningRequest).Spec.Username = "system:node:fails"
+	status := run(t, newAccess(t, objects...), "status").stdout
+	for _, want := range []string{
+		`(?m)^passes +Rehearsed +<none> +[0-9a-f]{12} +<none> +RehearsalPassed +<none>$`,
+		`(?m)^fails +Rehearsed .* ProviderIDMismatch +<none>$`, `(?m)^fails +Claimed `, `(?m)^waits +Rehearsed .* MachineNotFound +5m$`,
+	} {
+		if !regexp.MustCompile(want).MatchString(status) {
+			t.Errorf("no %s in\n%s", want, status)
+		}
+	}
+	if strings.Count(status, "passes") != 1 || strings.Count(status, "has-record") != 2 { // the node and its machine
+		t.Errorf("%s", status)
+	}
+	if r := run(t, newAccess(t, objects...), "pending"); strings.Contains(r.stdout, "passes") || strings.Contains(r.stdout, "r-2") || !strings.Contains(r.stdout, "real") || !strings.Contains(r.stdout, "r-3") {
+		t.Errorf("%s", r.stdout)
+	}
+	if r := run(t, newAccess(t, objects...), "describe", "passes"); !strings.Contains(r.stdout, "verdict: RehearsalPassed: it would get one") {
+		t.Errorf("%s", r.stdout)
+	}
+	if r := run(t, newAccess(t, objects...), "reset", "waits", "--yes"); strings.Contains(r.stdout+r.stderr, "r-3") {
+		t.Errorf("%+v", r)
 	}
 }
 

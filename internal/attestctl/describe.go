@@ -201,6 +201,9 @@ func (d *Description) addRequest(r *Request) {
 	if r.hello {
 		kind = "hello"
 	}
+	if r.rehearsal {
+		kind = "rehearsal's " + kind
+	}
 	filed := sprintf("%s filed by %s", kind, r.Requester)
 	if ek := r.fingerprint(); ek != "" {
 		filed += sprintf(" with EK %s", short(ek)) + d.ownersOf(ek)
@@ -210,6 +213,8 @@ func (d *Description) addRequest(r *Request) {
 	switch {
 	case !r.Since.IsZero():
 		d.add(r.Since, fromRequest, r.Name, "%s: %s", r.State, why)
+	case r.judged:
+		d.add(r.Created, fromRequest, r.Name, "verdict: %s", why)
 	case r.State == state.Pending.String() && why != "":
 		d.add(r.Created, fromRequest, r.Name, "waits: %s", why)
 	}

@@ -62,18 +62,23 @@ func ekOf(n byte) string {
 
 // newHello is a hello with the EK of that number. With an issuer it has an EK certificate.
 func newHello(name, node, providerID string, ek byte, issuer string) *certificatesv1.CertificateSigningRequest {
+	return helloFor(tpmSigner, name, node, providerID, ek, issuer)
+}
+
+// helloFor is a hello whose proof will ask a signer.
+func helloFor(signer, name, node, providerID string, ek byte, issuer string) *certificatesv1.CertificateSigningRequest {
 	t := template.EKs()[0]
 	public := must(t.PublicArea(keyOf(ek).Public()))
 	ak := template.AK()
 	ak.Unique = public.Unique
 	hello := attestation.Hello{
-		Version: attestation.VersionTPM, Versions: attestation.Versions{attestation.VersionTPM}, SignerName: tpmSigner,
+		Version: attestation.VersionTPM, Versions: attestation.Versions{attestation.VersionTPM}, SignerName: signer,
 		EKTemplate: t.Name, EKPublic: tpm2.Marshal(public), AKPublic: tpm2.Marshal(ak),
 	}
 	if issuer != "" {
 		hello.EKCertificates = [][]byte{ekCertificate(ek, issuer)}
 	}
-	return request(name, attestation.HelloSignerName, node, providerID, must(hello.Marshal()))
+	return request(name, attestation.HelloSigner(signer), node, providerID, must(hello.Marshal()))
 }
 
 // ekCertificate is the same for the same arguments but for its signature.

@@ -57,6 +57,9 @@ type Request struct {
 	uid        string
 	hello      bool
 	challenged bool
+	// rehearsal says that it leads to no certificate. judged says that it has its verdict, which is
+	// Reason and Message.
+	rehearsal, judged bool
 	// helloName is the name of a proof's hello.
 	helloName string
 }
@@ -76,7 +79,9 @@ type EKCertificate struct {
 }
 
 // Waits reports whether the request waits for something other than the node.
-func (r *Request) Waits() bool { return r.State == state.Pending.String() && !r.challenged }
+func (r *Request) Waits() bool {
+	return r.State == state.Pending.String() && !r.challenged && !r.judged
+}
 
 // refused reports whether the request was refused.
 func (r *Request) refused() bool {
@@ -96,7 +101,7 @@ const (
 )
 
 // signers are the signers whose requests are read.
-var signers = []string{attestation.HelloSignerName, tpmSigner, builtinSigner}
+var signers = []string{attestation.HelloSignerName, tpmSigner, builtinSigner, attestation.RehearsalHelloSignerName, attestation.RehearsalSignerName}
 
 // claims parses what requests claim, as the controller does. It decides nothing.
 var claims = sync.OnceValues(func() (*verifier.Rules, error) {
@@ -177,7 +182,7 @@ func newRequest(object *certificatesv1.CertificateSigningRequest, claim verifier
 	r := Request{
 		Name: text.Cut(object.Name, maxMessage), Signer: object.Spec.SignerName, Requester: text.Cut(object.Spec.Username, maxName), Created: object.CreationTimestamp,
 		NodeName: text.Cut(claim.NodeName, maxName), ProviderID: text.Cut(claim.ProviderID, maxMessage),
-		uid: string(object.UID), hello: claim.Hello,
+		uid: string(object.UID), hello: claim.Hello, rehearsal: claim.Rehearsal,
 	}
 	current, cause := state.Explain(object)
 	r.State = current.String()
@@ -186,8 +191,10 @@ func newRequest(object *certificatesv1.CertificateSigningRequest, claim verifier
 		r.Reason, r.Message, r.Since = text.Cut(cause.Reason, maxName), text.Cut(cause.Message, maxMessage), cause.LastUpdateTime
 	case current == state.Pending:
 		// While the admission policies are not in force, the requester may have written the
-		// annotation.
-		if waiting, err := attestation.ParseStatement(object.Annotations[attestation.AnnotationWaiting]); err == nil {
+		// annotations.
+		if verdict, err := attestation.ParseStatement(object.Annotations[attestation.AnnotationVerdict]); err == nil && r.rehearsal {
+			r.Reason, r.Message, r.judged = verdict.Reason, verdict.Text, true
+		} else if waiting, err := attestation.ParseStatement(object.Annotations[attestation.AnnotationWaiting]); err == nil {
 			r.Reason, r.Message = waiting.Reason, waiting.Text
 		}
 	default:
@@ -204,7 +211,8 @@ func newRequest(object *certificatesv1.CertificateSigningRequest, claim verifier
 	r.EK = claimedEK(object)
 	if value := object.Annotations[attestation.AnnotationChallenge]; value != "" && len(value) <= attestation.MaxChallenge {
 		challenge, err := attestation.ParseChallenge([]byte(value))
-		r.challenged = err == nil && now.Before(time.Unix(challenge.Expires, 0))
+		// the hello of a rehearsal stays open
+		r.challenged = err == nil && (r.rehearsal || now.Before(time.Unix(challenge.Expires, 0)))
 	}
 	return r
 }
@@ -251,12 +259,17 @@ func addEKsOfHellos(all []Request) {
 }
 
 // identity is a requester, with the node and EK that the requester claims.
-type identity struct{ node, ek, requester string }
+type identity struct {
+	node, ek, requester string
+	rehearsal           bool
+}
 
-func (r *Request) identity() identity { return identity{r.NodeName, r.fingerprint(), r.Requester} }
+func (r *Request) identity() identity {
+	return identity{r.NodeName, r.fingerprint(), r.Requester, r.rehearsal}
+}
 
 // newest returns the newest request of each requester, node name and EK for which keep is true,
-// the oldest first. So a copy hides no request of another requester. A requester with many names
+// the oldest first. Rehearsals count apart. So a copy hides no request of another requester. A requester with many names
 // gets many entries: see maxClaims.
 func newest(all []Request, keep func(*Request) bool) []*Request {
 	last := map[identity]*Request{}

@@ -96,7 +96,7 @@ func (a *access) planReset(ctx context.Context, name, record string, deleteNode 
 	if err != nil {
 		return nil, err
 	}
-	p.waiting = newest(requests, func(r *Request) bool { return r.Waits() && r.NodeName == name })
+	p.waiting = newest(requests, func(r *Request) bool { return r.Waits() && !r.rehearsal && r.NodeName == name })
 	return p, nil
 }
 

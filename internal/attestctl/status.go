@@ -38,7 +38,7 @@ type NodeStatus struct {
 	Node string `json:"node"`
 	// Claimed says that there is no record: node name and EK are what a request claims.
 	Claimed bool `json:"claimed,omitempty"`
-	// State sums up the record: Claimed if there is none.
+	// State sums up the record: Claimed or Rehearsed if there is none.
 	State   recordState                `json:"state"`
 	Record  string                     `json:"record,omitempty"`
 	Machine *v1alpha1.MachineReference `json:"machine,omitempty"`
@@ -73,6 +73,8 @@ const (
 	nodeSuspended recordState = "Suspended"
 	// nodeAdmitted: it has a record, and no certificate yet.
 	nodeAdmitted recordState = "Admitted"
+	// nodeRehearsed: it has no record, and the request is a rehearsal.
+	nodeRehearsed recordState = "Rehearsed"
 	// nodeClaimed: it has no record.
 	nodeClaimed recordState = "Claimed"
 )
@@ -103,7 +105,8 @@ record says, or a request that the node filed with its own certificate. A line w
 token can file a request with any node name and endorsement key (EK).
 
 STATE is Attested (has a valid certificate), Expired, Revoked (the newest certificate), Suspended (the machine gets none), Admitted (has a record
-and no certificate yet) or Claimed (has no record).`,
+and no certificate yet), Rehearsed (has no record; REASON is the verdict on kubelet-authenticator rehearse, RehearsalPassed if it would get a
+certificate) or Claimed (has no record). A rehearsal vanishes after a day.`,
 		Example: `  kubectl attest status
   kubectl attest status worker-7 -o yaml
   kubectl attest status --selector=pool=gpu --watch`,
@@ -223,10 +226,10 @@ func (a *access) status(ctx context.Context, node string, selector string, now t
 // requests that the node filed with its certificate. All others are claims: the EK of a hello is
 // public, so anyone with a bootstrap token can file a copy of a hello.
 func (s *Status) fill(records []v1alpha1.NodeAttestation, requests []Request, now time.Time) {
-	known, named := map[[2]string]int{}, map[string]int{}
+	known, named, attested := map[[2]string]int{}, map[string]int{}, map[string]bool{}
 	for i := range records {
 		n := recorded(&records[i], now)
-		known[[2]string{n.Node, n.EK}] = len(s.Nodes)
+		known[[2]string{n.Node, n.EK}], attested[n.Node] = len(s.Nodes), true
 		if accepted := records[i].Status.Request; accepted != nil {
 			named[string(accepted.UID)] = len(s.Nodes)
 		}
@@ -234,6 +237,12 @@ func (s *Status) fill(records []v1alpha1.NodeAttestation, requests []Request, no
 	}
 	var claims []*Request
 	for _, r := range newest(requests, func(r *Request) bool { return r.Waits() || r.Reason != "" && r.Reason != attestation.ReasonCompleted }) {
+		if r.rehearsal {
+			if !attested[r.NodeName] {
+				claims = append(claims, r)
+			}
+			continue
+		}
 		at, found := named[r.uid]
 		if !found && r.Requester == "system:node:"+r.NodeName {
 			at, found = known[[2]string{r.NodeName, r.fingerprint()}]
@@ -248,6 +257,9 @@ func (s *Status) fill(records []v1alpha1.NodeAttestation, requests []Request, no
 	claims, s.Omitted = share(claims, maxClaims)
 	for _, r := range claims {
 		n := NodeStatus{Node: r.NodeName, Claimed: true, State: nodeClaimed, EK: r.fingerprint()}
+		if r.rehearsal {
+			n.State = nodeRehearsed
+		}
 		n.add(r)
 		s.Nodes = append(s.Nodes, n)
 	}

@@ -16,12 +16,12 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
-// readBootstrap reads a bootstrap kubeconfig, and refuses one that this program must not use. The
-// error is fs.ErrNotExist if there is no file. Its text quotes nothing of the file, which holds a
-// credential.
-func readBootstrap(path string) (Access, error) {
+// readKubeconfig reads a kubeconfig with a credential, and refuses one that this program must not
+// use. The error is fs.ErrNotExist if there is no file. Its text quotes nothing of the file. what
+// says for people which kubeconfig it is.
+func readKubeconfig(what, path string) (Access, error) {
 	wrong := func(hint string, err error) (Access, error) {
-		return Access{}, &Error{Misconfigured, hint, fmt.Errorf("bootstrap kubeconfig %s: %w", path, err)}
+		return Access{}, &Error{Misconfigured, hint, fmt.Errorf("%s %s: %w", what, path, err)}
 	}
 	const shape = "it needs a current-context with an https server and a user with a token or a client certificate"
 	data, err := trustedfile.Read(path)
@@ -72,7 +72,7 @@ func readBootstrap(path string) (Access, error) {
 	if config.BearerToken == "" && len(config.CertData) == 0 {
 		return wrong(shape, errors.New("its user has neither a token nor a client certificate"))
 	}
-	return Access{Config: config, Cluster: cluster, Source: path, Credential: "bootstrap kubeconfig " + path}, nil
+	return Access{Config: config, Cluster: cluster, Source: path, Credential: what + " " + path}, nil
 }
 
 // inline replaces the files that a kubeconfig in dir names by their content, so that client-go

@@ -162,10 +162,30 @@ func (n Node) BootstrapAccess() (Access, error) {
 	if err != nil {
 		return Access{}, err
 	}
-	if err := cmp.Or(checkCluster(a.Cluster), checkCredential(a.Config)); err != nil {
-		return Access{}, &Error{Misconfigured, "write the bootstrap kubeconfig again (kubeadm token create --print-join-command)", fmt.Errorf("bootstrap kubeconfig %s: %w", a.Source, err)}
+	return a, a.check("write the bootstrap kubeconfig again (kubeadm token create --print-join-command)")
+}
+
+// KubeletAccess returns the access with the credential in the kubelet's kubeconfig, such as the
+// client certificate that kubeadm had issued. If that file has none, since it does not exist or
+// names this program, it returns BootstrapAccess.
+func (n Node) KubeletAccess(path string) (Access, error) {
+	if k := kubelet.ReadKubeconfig(path, ""); k.Kind == kubelet.Missing || k.NamesThisProgram() {
+		return n.BootstrapAccess()
 	}
-	return a, nil
+	a, err := readKubeconfig("the kubelet's kubeconfig", path)
+	if err != nil {
+		return Access{}, err
+	}
+	a.Config.UserAgent = n.UserAgent
+	return a, a.check("check that the kubelet works with this file")
+}
+
+// check finds what would fail at the first request, and look like a failure of the network.
+func (a Access) check(hint string) error {
+	if err := cmp.Or(checkCluster(a.Cluster), checkCredential(a.Config)); err != nil {
+		return &Error{Misconfigured, hint, fmt.Errorf("%s: %w", a.Credential, err)}
+	}
+	return nil
 }
 
 // findBootstrap is BootstrapAccess without a look at the credential.
@@ -178,7 +198,7 @@ func (n Node) findBootstrap() (Access, error) {
 		"write a bootstrap kubeconfig to one of these paths, or name one with --bootstrap-kubeconfig (kubeadm token create --print-join-command)",
 		fmt.Errorf("no bootstrap kubeconfig: %q: no such file", paths)}
 	for _, path := range paths {
-		a, err := readBootstrap(path)
+		a, err := readKubeconfig("bootstrap kubeconfig", path)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}

@@ -137,7 +137,7 @@ func TestReadBootstrapRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := writeFile(t, t.TempDir(), "b.conf", c.content)
-			got, err := readBootstrap(path)
+			got, err := readKubeconfig("bootstrap kubeconfig", path)
 			failure := wantError(t, err, Misconfigured)
 			if got.Config != nil {
 				t.Errorf("something came with the error: %+v", got)
@@ -154,11 +154,11 @@ func TestReadBootstrapRefuses(t *testing.T) {
 		})
 	}
 	t.Run("a directory", func(t *testing.T) {
-		_, err := readBootstrap(t.TempDir())
+		_, err := readKubeconfig("bootstrap kubeconfig", t.TempDir())
 		_ = wantError(t, err, Misconfigured)
 	})
 	t.Run("no file", func(t *testing.T) {
-		if _, err := readBootstrap(filepath.Join(t.TempDir(), "none")); !errors.Is(err, fs.ErrNotExist) {
+		if _, err := readKubeconfig("bootstrap kubeconfig", filepath.Join(t.TempDir(), "none")); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("got %v", err)
 		}
 	})
@@ -192,7 +192,7 @@ func TestReadBootstrapAccepts(t *testing.T) {
 			writeFile(t, dir, "ca.crt", string(ca))
 			writeFile(t, dir, "tls.crt", string(certificate))
 			writeFile(t, dir, "tls.key", string(key))
-			got, err := readBootstrap(writeFile(t, dir, "b.conf", kubeconfig(c.cluster, c.user)))
+			got, err := readKubeconfig("bootstrap kubeconfig", writeFile(t, dir, "b.conf", kubeconfig(c.cluster, c.user)))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -228,13 +228,13 @@ func TestReadBootstrapRefusesFilesOfOthers(t *testing.T) {
 				for file, content := range map[string]string{"token": hunter, "ca.crt": string(ca), "tls.crt": string(certificate), "tls.key": string(key)} {
 					writeFile(t, dir, file, content)
 				}
-				if _, err := readBootstrap(path); err != nil {
+				if _, err := readKubeconfig("bootstrap kubeconfig", path); err != nil {
 					t.Fatal(err)
 				}
 				if err := spoil(filepath.Join(dir, name)); err != nil {
 					t.Fatal(err)
 				}
-				_, err := readBootstrap(path)
+				_, err := readKubeconfig("bootstrap kubeconfig", path)
 				if failure := wantError(t, err, Misconfigured); !strings.Contains(failure.Error(), filepath.Join(dir, name)+": ") || !strings.Contains(failure.Error(), how) {
 					t.Error(failure)
 				}

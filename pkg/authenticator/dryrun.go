@@ -59,13 +59,8 @@ func (a *Authenticator) DryRun(ctx context.Context) *Report {
 
 // try builds the request and has the API server check it.
 func (r *Report) try(ctx context.Context, a *Authenticator, status certificateStatus) *Failure {
-	switch {
-	case a.invalid != nil:
-		return AsFailure(a.invalid)
-	case status.permanent:
-		return AsFailure(status.problem)
-	case status.nameErr != nil:
-		return &Failure{Configuration, "set --node-name", status.nameErr}
+	if failure := a.cannotRequest(status); failure != nil {
+		return failure
 	}
 	r.Provider = a.provider.Name()
 	pending, key, err := a.requestBuilder().first(ctx, status.nodeName, cache.Origin{}, "", readState(a.dir).Remembered[a.provider.Name()])
@@ -83,6 +78,19 @@ func (r *Report) try(ctx context.Context, a *Authenticator, status certificateSt
 	}
 	r.Request = csr.Object(first.Name, signerOf(pending), first.Request, key, pending.ExpirationSeconds)
 	return r.check(ctx, a, status)
+}
+
+// cannotRequest returns why no request can be built, nil if one can.
+func (a *Authenticator) cannotRequest(status certificateStatus) *Failure {
+	switch {
+	case a.invalid != nil:
+		return AsFailure(a.invalid)
+	case status.permanent:
+		return AsFailure(status.problem)
+	case status.nameErr != nil:
+		return &Failure{Configuration, "set --node-name", status.nameErr}
+	}
+	return nil
 }
 
 // conclude sets the verdict, given what keeps the node from the next certificate.

@@ -35,12 +35,14 @@ const (
 	Deleted
 	// Answered: a hello has its challenge.
 	Answered
+	// Judged: a rehearsal has its verdict.
+	Judged
 )
 
 // Decision is an outcome with what the API server says about it.
 type Decision struct {
 	Outcome Outcome
-	// Reason and Message are the approver's or signer's. A peer wrote them, so they are
+	// Reason and Message are the approver's or signer's, or those of the verdict. A peer wrote them, so they are
 	// shortened and made printable.
 	Reason, Message string
 	// Certificate is status.certificate, unchecked.
@@ -88,6 +90,17 @@ func ClassifyHello(object *certificatesv1.CertificateSigningRequest) Decision {
 		return Decision{Outcome: Answered, Challenge: challenge}
 	}
 	return Decision{Outcome: Pending}
+}
+
+// ClassifyRehearsal returns the decision on a hello or a proof of a rehearsal: a verdict ends both.
+func ClassifyRehearsal(object *certificatesv1.CertificateSigningRequest) Decision {
+	if verdict, err := attestation.ParseStatement(object.Annotations[attestation.AnnotationVerdict]); err == nil {
+		return Decision{Outcome: Judged, Reason: verdict.Reason, Message: verdict.Text}
+	}
+	if attestation.IsHello(object.Spec.SignerName) {
+		return ClassifyHello(object)
+	}
+	return Classify(object)
 }
 
 // ParseCertificates reads status.certificate: PEM blocks of type CERTIFICATE without headers, leaf

@@ -64,10 +64,13 @@ func (c *Container) Mount(folder string, files map[string][]byte) error {
 	}
 	for name, content := range files {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, content, 0o640); err != nil { //nolint:gosec // G306: as in a pod
+		if err := os.WriteFile(path+".new", content, 0o640); err != nil { //nolint:gosec // G306: as in a pod
 			return err
 		}
-		if err := os.Chown(path, 0, gid); err != nil {
+		if err := os.Chown(path+".new", 0, gid); err != nil {
+			return err
+		}
+		if err := os.Rename(path+".new", path); err != nil { // a program that reads it again sees the whole content
 			return err
 		}
 	}

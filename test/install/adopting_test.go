@@ -4,6 +4,7 @@ package install
 
 import (
 	"encoding/pem"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -71,12 +72,19 @@ func TestAdopting(t *testing.T) {
 	if out := o.types(t, "grep --count '^nodeName: ' cluster/inventory.yaml"); out != "1\n" {
 		t.Errorf("%s machines are listed", out)
 	}
+	rehearsed := o.types(t, block("ssh \"root@$WORKER\" kubelet-authenticator rehearse"))
+	if !strings.Contains(rehearsed, "passed: this machine would get a certificate for the node "+worker) {
+		t.Errorf("the rehearsal: %s", rehearsed)
+	}
+	if out := types("kubectl attest status"); !regexp.MustCompile(`(?m)^` + worker + ` +Rehearsed .* RehearsalPassed +<none>$`).MatchString(out) {
+		t.Errorf("status shows no rehearsal: %s", out)
+	}
 	if out := types("kubectl attest pending"); !strings.Contains(out, "no request waits") || !strings.Contains(out, "WARNING") || !strings.Contains(out, "machines: []") {
 		t.Errorf("somebody asks already: %s", out)
 	}
 
 	// 3. Enforce.
-	if out := types("kubectl get csr --output=custom-columns"); strings.Contains(out, "cluster.x-k8s.io") || !strings.Contains(out, certificatesv1.KubeAPIServerClientKubeletSignerName) {
+	if out := types("kubectl get csr --output=custom-columns"); strings.Contains(strings.ReplaceAll(out, "cluster.x-k8s.io/attestation-rehearsal", ""), "cluster.x-k8s.io") || !strings.Contains(out, certificatesv1.KubeAPIServerClientKubeletSignerName) {
 		t.Errorf("signers: %s", out)
 	}
 	if out := types("kubectl attest check"); !strings.Contains(out, "audit mode") || strings.Count(out, "warning ") != 3 {
@@ -100,16 +108,16 @@ func TestAdopting(t *testing.T) {
 		t.Errorf("a kubelet's request was approved for the reason %s", renewed)
 	}
 
-	if out := types("kubectl attest status"); !strings.Contains(out, "no request waits") || strings.Contains(out, worker) {
+	if out := types("kubectl attest status"); !strings.Contains(out, "no request waits") || strings.Contains(out, "Attested") || strings.Contains(out, "Claimed") {
 		t.Errorf("somebody has attested or waits: %s", out)
 	}
 
 	// 4. Move.
-	isListed := block("grep \"^nodeName")
-	o.types(t, isListed)
-	if out, err := o.try(t, "WORKER=another\n"+isListed); err == nil {
-		t.Errorf("another machine is listed: %s", out)
+	rehearses := block("ssh \"root@$WORKER\" kubelet-authenticator rehearse")
+	if out, err := o.try(t, strings.TrimSpace(rehearses)+" --node-name="+worker+"-0 --timeout=10s"); err == nil || !strings.Contains(out, "is that of the node "+worker) {
+		t.Errorf("another name passes: %v, %s", err, out)
 	}
+	o.types(t, rehearses)
 	for _, begins := range []string{"kubectl drain", "ssh \"root@$WORKER\" install"} {
 		types(begins)
 	}
@@ -120,6 +128,15 @@ func TestAdopting(t *testing.T) {
 	if out := o.types(t, "cat cluster/config.yaml"); strings.Contains(out, worker) || !strings.Contains(out, "- "+hostName) {
 		t.Errorf("unattestedNodes: %s", out)
 	}
+	harness.Eventually(t, settled, "both replicas read unattestedNodes again", func() bool {
+		logs := 0
+		for _, log := range c.podLogs(t) {
+			if strings.Contains(log, `unattestedNodes has changed`) && strings.Contains(log, `removed="1: `+worker) {
+				logs++
+			}
+		}
+		return logs == 2
+	})
 
 	// 5. Remove.
 	if out := types("kubectl wait --for=condition=NodeAttestationPoliciesInForce"); strings.Contains(out, "Pending") {

@@ -20,6 +20,19 @@ type cluster struct {
 	host *host
 }
 
+// podLogs are the logs of all pods so far.
+func (c *cluster) podLogs(t *testing.T) (logs []string) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(c.host.dir, "*.log"))
+	harness.Must(t, err)
+	for _, file := range files {
+		log, err := os.ReadFile(file)
+		harness.Must(t, err)
+		logs = append(logs, string(log))
+	}
+	return logs
+}
+
 // controllers are kube-controller-manager's: those of the test bed, and those that make pods of
 // Deployments.
 var controllers = strings.Join([]string{

@@ -31,6 +31,8 @@ import (
 const (
 	hostName     = "control-plane"
 	hostInterval = 50 * time.Millisecond
+	// remount is the time after which a changed ConfigMap is in a pod. A kubelet takes a minute.
+	remount = time.Second
 	// grace is how long a pod may take to end.
 	grace = 20 * time.Second
 )
@@ -52,6 +54,7 @@ type pod struct {
 	container       *container.Container
 	process         *testbed.Process
 	health, metrics *testbed.Port
+	mounted         time.Time
 }
 
 // startHost makes the node, and runs its pods until the test ends.
@@ -137,23 +140,8 @@ func (h *host) start(ctx context.Context, object *corev1.Pod) error {
 	if p.metrics, err = testbed.TakePort(); err != nil {
 		return err
 	}
-	for _, mount := range spec.VolumeMounts {
-		for _, volume := range object.Spec.Volumes {
-			if volume.Name != mount.Name || volume.ConfigMap == nil {
-				continue
-			}
-			content, err := h.Client().CoreV1().ConfigMaps(object.Namespace).Get(ctx, volume.ConfigMap.Name, metav1.GetOptions{})
-			if err != nil {
-				return err // a kubelet waits for it, too
-			}
-			files := map[string][]byte{}
-			for name, text := range content.Data {
-				files[name] = []byte(text + fmt.Sprintf("\nmetricsBindAddress: %q\nhealthBindAddress: %q\n", p.metrics.Addr(), p.health.Addr()))
-			}
-			if err := p.container.Mount(mount.MountPath, files); err != nil {
-				return err
-			}
-		}
+	if err := h.mount(ctx, object, p); err != nil {
+		return err
 	}
 	env, err := p.container.MountAccount(ctx, h.ControlPlane, object.Namespace, object.Spec.ServiceAccountName)
 	if err != nil {
@@ -179,6 +167,30 @@ func (h *host) start(ctx context.Context, object *corev1.Pod) error {
 		return err
 	}
 	h.pods[string(object.UID)] = p
+	return nil
+}
+
+// mount puts the ConfigMaps of a pod into its container.
+func (h *host) mount(ctx context.Context, object *corev1.Pod, p *pod) error {
+	p.mounted = time.Now()
+	for _, mount := range object.Spec.Containers[0].VolumeMounts {
+		for _, volume := range object.Spec.Volumes {
+			if volume.Name != mount.Name || volume.ConfigMap == nil {
+				continue
+			}
+			content, err := h.Client().CoreV1().ConfigMaps(object.Namespace).Get(ctx, volume.ConfigMap.Name, metav1.GetOptions{})
+			if err != nil {
+				return err // a kubelet waits for it, too
+			}
+			files := map[string][]byte{}
+			for name, text := range content.Data {
+				files[name] = []byte(text + fmt.Sprintf("\nmetricsBindAddress: %q\nhealthBindAddress: %q\n", p.metrics.Addr(), p.health.Addr()))
+			}
+			if err := p.container.Mount(mount.MountPath, files); err != nil {
+				return err
+			}
+		}
+	}
 	return nil
 }
 
@@ -221,6 +233,11 @@ func (h *host) report(ctx context.Context, object *corev1.Pod, p *pod) error {
 		p.freePorts()
 		return nil
 	default:
+	}
+	if time.Since(p.mounted) > remount {
+		if err := h.mount(ctx, object, p); err != nil {
+			return err
+		}
 	}
 	ready := corev1.ConditionFalse
 	probe := object.Spec.Containers[0].ReadinessProbe.HTTPGet

@@ -3,7 +3,9 @@
 package policies
 
 import (
+	"errors"
 	"maps"
+	"os/exec"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -17,6 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
@@ -76,7 +80,7 @@ func TestAuditSetIsACompleteSetLessEnforcement(t *testing.T) {
 
 // Applied as it is, the set for audit mode leaves a cluster unchanged. The controller's
 // configuration file does not mention audit mode. The controller decides and reports, and touches
-// no request. Kubelets get certificates as before. The controller is refused nothing, and has no
+// no request but rehearsals, whose verdicts it writes. Kubelets get certificates as before. The controller is refused nothing, and has no
 // right that it does not use.
 func TestAuditTouchesNothing(t *testing.T) {
 	t.Parallel()
@@ -86,6 +90,7 @@ func TestAuditTouchesNothing(t *testing.T) {
 	harness.Must(t, l.StartControllerManager(t.Context()))
 	m := l.newMachine(t, "audited")
 	l.inventoried(t, m)
+	unlisted, impostor := l.newMachine(t, "unlisted"), l.newMachine(t, m.Name)
 	deployment, err := l.admin.AppsV1().Deployments(namespace).Get(t.Context(), account, metav1.GetOptions{})
 	harness.Must(t, err)
 	l.args = auditArgs(t, deployment)
@@ -94,6 +99,9 @@ func TestAuditTouchesNothing(t *testing.T) {
 	m.begin(t) // and gets no answer
 	hopelessly := []string{l.file(t, tpmSigner, hopeless), l.file(t, tpmSigner, hopelessProof)}
 	kubelets := l.file(t, builtinSigner)
+	m.rehearses(t, 0, "passed: this machine would get a certificate for the node audited")
+	unlisted.rehearses(t, authenticator.WaitingForSigner.Code(), "has not sent a challenge yet: MachineNotFound")
+	impostor.rehearses(t, authenticator.RequestDenied.Code(), "NodeNameMismatch")
 	harness.Eventually(t, patience, "its hello is filed", func() bool { return len(l.ofNode(t, helloSigner, m.Name)) > 0 })
 	l.isDecided(t, l.ofNode(t, helloSigner, m.Name)[0].Name, `outcome="Challenge"`)
 	for _, name := range hopelessly {
@@ -119,6 +127,12 @@ func TestAuditTouchesNothing(t *testing.T) {
 	l.stop(t)
 
 	for _, csr := range l.requests(t) {
+		if attestation.IsRehearsal(csr.Spec.SignerName) {
+			if len(csr.Annotations) == 0 || len(csr.Status.Conditions) > 0 || len(csr.Status.Certificate) > 0 {
+				t.Errorf("a rehearsal: %s: %v %+v", csr.Name, csr.Annotations, csr.Status)
+			}
+			continue
+		}
 		if csr.Name != kubelets && (len(csr.Status.Conditions) > 0 || len(csr.Annotations) > 0) {
 			t.Errorf("touched: %s: %v %+v", csr.Name, csr.Annotations, csr.Status)
 		}
@@ -129,6 +143,21 @@ func TestAuditTouchesNothing(t *testing.T) {
 		t.Errorf("records: %s", records)
 	}
 	l.rightsAreExact(t)
+}
+
+// rehearses runs the command rehearse, and checks its exit code and what it prints.
+func (m *machine) rehearses(t *testing.T, code int, says string) {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), m.Plugin, append([]string{"rehearse", "--timeout=10s"}, m.Flags()...)...).CombinedOutput() //nolint:gosec // G204: the test built it
+	got := 0
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		got = exit.ExitCode()
+	} else {
+		harness.Must(t, err)
+	}
+	if got != code || !strings.Contains(string(out), says) {
+		t.Errorf("%s: exit code %d, want %d and %q: %s", m.Name, got, code, says, out)
+	}
 }
 
 // isDecided waits for the line of the controller's log about a request.

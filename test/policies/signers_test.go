@@ -12,13 +12,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
 // forMachines are the signers that machines may ask, in the manifests as they are, forServing those
 // of them that only nodes may ask.
 var (
-	forMachines = append([]string{helloSigner, kubeletServing}, guarded...)
+	forMachines = append([]string{helloSigner, attestation.RehearsalHelloSignerName, attestation.RehearsalSignerName, kubeletServing}, guarded...)
 	forServing  = []string{kubeletServing, servingSigner}
 )
 

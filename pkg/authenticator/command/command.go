@@ -179,7 +179,7 @@ func (i *invocation) addCommands() {
 
 # what keeps this node from its certificate
 {} doctor`)
-	i.root.AddCommand(i.workerCommand(), i.versionCommand(), i.identifyCommand(), i.prepareCommand(), i.kubeconfigCommand(), i.renewCommand(), i.resetCommand(),
+	i.root.AddCommand(i.workerCommand(), i.versionCommand(), i.identifyCommand(), i.prepareCommand(), i.kubeconfigCommand(), i.renewCommand(), i.rehearseCommand(), i.resetCommand(),
 		i.doctorCommand(), i.statusCommand())
 	for _, p := range i.Providers {
 		if p.Inspects {

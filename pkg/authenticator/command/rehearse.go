@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package command
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+)
+
+// rehearsalWait is the default longest wait for the verdict of a rehearsal. A controller that knows
+// the machine takes some seconds.
+const rehearsalWait = time.Minute
+
+func (i *invocation) rehearseCommand() *cobra.Command {
+	var timeout time.Duration
+	c := &cobra.Command{
+		Use:   "rehearse",
+		Short: "Ask the controller whether this machine would get its certificate, and get none",
+		Long: `Attest to node-attestation-controller as for a real certificate, and print its verdict. No certificate is issued, no record is
+written, and the kubelet is not disturbed. The controller answers in audit mode, too, so this works before a cluster enforces attestation.
+
+It asks with the node's certificate, or else with the credential in the kubelet's kubeconfig, or else with the bootstrap credential.
+Without a node's certificate of ours it cannot try two rules: that the bootstrap token is this machine's, and that the old Node was deleted.
+
+It exits with 0 if the machine would get a certificate, with 21 and the reason if it would be denied, and with 23 if there is no verdict yet.`,
+		Example: example(i.Name, `
+# before the node is drained, with the configuration that it will get
+{} rehearse --config=/usr/share/doc/kubelet-authenticator/examples/config.yaml`),
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if timeout <= 0 {
+				return usage(fmt.Errorf("--timeout %s: must be more than 0", timeout))
+			}
+			a, kubeconfig, taken, err := i.asKubelet()
+			if unknown := i.checkExecFlags(kubeconfig, taken); unknown != nil {
+				return unknown
+			}
+			if err != nil {
+				return err
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
+			defer cancel()
+			passed, err := a.Rehearse(ctx, kubeconfig.Path, i.say)
+			if err != nil {
+				return err
+			}
+			return i.printRehearsal(passed)
+		},
+	}
+	c.Flags().DurationVar(&timeout, "timeout", rehearsalWait, "longest wait for the verdict")
+	return c
+}
+
+func (i *invocation) printRehearsal(r *authenticator.Rehearsal) error {
+	_, err := fmt.Fprintf(i.Stdout, "passed: %s\n", r.Says)
+	i.tell("asked %s with %s; kubectl attest status shows the verdict for a day", r.Server, r.Credential)
+	return err
+}

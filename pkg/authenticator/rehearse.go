@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package authenticator
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"strings"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
+)
+
+// Rehearsal is a rehearsal that passed.
+type Rehearsal struct {
+	// NodeName is the node name that this machine would get.
+	NodeName string
+	// Request is the name of the proof, which has the verdict. Server and Credential say where and
+	// with which credential it was filed.
+	Request, Server, Credential string
+	// Says is the controller's text, with its warnings.
+	Says string
+}
+
+// Rehearse attests like a worker, under signers that issue no certificate, and returns the
+// controller's verdict. It writes no file but the provider's lock. It uses the certificate on disk,
+// or else the credential in the kubelet's kubeconfig. The Failure is RequestDenied if a real request
+// would be denied, and WaitingForSigner if ctx ends before the verdict. Until then Rehearse calls
+// remark with each reason for which the rehearsal waits.
+func (a *Authenticator) Rehearse(ctx context.Context, kubeconfig string, remark func(error)) (*Rehearsal, error) {
+	status := a.loadStatus()
+	if failure := a.cannotRequest(status); failure != nil {
+		return nil, failure
+	}
+	if _, challenges := a.provider.(provider.Challenger); !challenges {
+		return nil, &Failure{Configuration, "set --provider=tpm", fmt.Errorf("provider %s has no evidence that can be rehearsed", a.provider.Name())}
+	}
+	to, err := a.rehearsalAccess(status, kubeconfig)
+	if err != nil {
+		return nil, AsFailure(err)
+	}
+	client, err := csr.NewClient(to.Config)
+	if err != nil {
+		return nil, &Failure{Configuration, "check the kubeconfig", err}
+	}
+	builder, remarkOnce := a.requestBuilder(), remarkOnce(remark)
+	builder.signerName = attestation.RehearsalSignerName
+	pending, key, err := builder.first(ctx, status.nodeName, to.Cluster, "", readState(a.dir).Remembered[a.provider.Name()])
+	if err != nil {
+		return nil, AsFailure(err)
+	}
+	for {
+		last, waits := pending.Last(), &cache.State{}
+		request, err := client.File(ctx, csr.Object(last.Name, signerOf(pending), last.Request, key, pending.ExpirationSeconds))
+		if err != nil {
+			return nil, a.blameClock(classifyAPIError(err, to.Credential))
+		}
+		last.UID = string(request.UID)
+		decision, err := client.Wait(ctx, request, func(object *certificatesv1.CertificateSigningRequest) csr.Decision {
+			if annotation := object.Annotations[attestation.AnnotationWaiting]; annotation != "" {
+				waits.Waiting = &cache.Waiting{Request: last.Name, Annotation: annotation}
+				remarkOnce(stillWaiting(pending, waits))
+			}
+			return csr.ClassifyRehearsal(object)
+		})
+		switch {
+		case ctx.Err() != nil:
+			failure := stillWaiting(pending, waits)
+			if waits.Waiting == nil {
+				failure.Hint = "see whether node-attestation-controller runs in this cluster, in a release that knows rehearsals"
+			}
+			return nil, failure
+		case err != nil:
+			return nil, a.blameClock(classifyAPIError(err, to.Credential))
+		}
+		switch decision.Outcome {
+		case csr.Answered:
+			if err := builder.proof(ctx, pending, decision.Challenge, true); err != nil {
+				return nil, AsFailure(err)
+			}
+		case csr.Judged:
+			if decision.Reason != attestation.ReasonRehearsalPassed {
+				return nil, &Failure{RequestDenied, "kubectl attest explain " + decision.Reason + " says what to do; then rehearse again",
+					fmt.Errorf("this machine would get no certificate: %q", text.WithReason(decision.Reason, decision.Message))}
+			}
+			return &Rehearsal{status.nodeName, last.Name, to.Config.Host, to.Credential, decision.Message}, nil
+		default:
+			return nil, &Failure{requestFailed, "find who denies or deletes CertificateSigningRequests",
+				fmt.Errorf("CertificateSigningRequest %s: ended without a verdict: %q", last.Name, text.WithReason(decision.Reason, decision.Message))}
+		}
+	}
+}
+
+// rehearsalAccess returns the credential for a rehearsal: that of the next real request, if there is
+// a certificate on disk, else the kubelet's. The kubelet's node must be the one that this machine
+// would claim.
+func (a *Authenticator) rehearsalAccess(status certificateStatus, kubeconfig string) (nodeaccess.Access, error) {
+	if status.pair != nil {
+		to, _, err := a.access(status)
+		return to, err
+	}
+	to, err := a.node().KubeletAccess(kubeconfig)
+	if err != nil {
+		return to, err
+	}
+	if node := nodeIn(to.Config.CertData); node != "" && node != status.nodeName {
+		return to, &Failure{Configuration, "set nodeName, as the kubelet has it with --hostname-override",
+			fmt.Errorf("this machine would ask for the node name %s, but %s is that of the node %s", status.nodeName, to.Credential, node)}
+	}
+	return to, nil
+}
+
+// nodeIn returns the node whose client certificate is first in data, "" if there is none.
+func nodeIn(data []byte) string {
+	block, _ := pem.Decode(data)
+	if block == nil {
+		return ""
+	}
+	leaf, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		return ""
+	}
+	node, ok := strings.CutPrefix(leaf.Subject.CommonName, "system:node:")
+	if !ok {
+		return ""
+	}
+	return node
+}
