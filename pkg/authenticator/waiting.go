@@ -44,8 +44,11 @@ func WaitsFor(pending *cache.Pending, state *cache.State) (attestation.Statement
 // stillWaiting returns a Failure with the reason for which a pending request waits, and its remedy.
 func stillWaiting(pending *cache.Pending, state *cache.State) *Failure {
 	last, answer := pending.Last(), "issued a certificate"
-	if last.Hello {
+	switch {
+	case last.Hello:
 		answer = "sent a challenge"
+	case attestation.IsRehearsal(pending.SignerName):
+		answer = "given its verdict"
 	}
 	failure := &Failure{WaitingForSigner, "see: kubectl describe csr " + last.Name,
 		fmt.Errorf("CertificateSigningRequest %s: signer %s has not %s yet", last.Name, signerOf(pending), answer)}
