@@ -87,8 +87,8 @@ func TestGolden(t *testing.T) {
 }
 
 // The commands show who would pass. The verdict of a rehearsal does not wait, replaces no real
-// request, and says nothing about a node that has a record. The hello of a judged proof, which stays
-// open, is not shown as waiting.
+// request, and says nothing about a node that has a record. The hello of a judged proof, which
+// stays open, is not shown as waiting.
 func TestRehearsalsAreShown(t *testing.T) {
 	rehearsal := func(name, node string, ek byte, annotation, value string) *certificatesv1.CertificateSigningRequest {
 		r := helloFor(attestation.RehearsalSignerName, name, node, "", ek, "")

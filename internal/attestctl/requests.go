@@ -269,8 +269,8 @@ func (r *Request) identity() identity {
 }
 
 // newest returns the newest request of each requester, node name and EK for which keep is true,
-// the oldest first. Rehearsals count apart. So a copy hides no request of another requester. A requester with many names
-// gets many entries: see maxClaims.
+// the oldest first. Rehearsals count apart. So a copy hides no request of another requester. A
+// requester with many names gets many entries: see maxClaims.
 func newest(all []Request, keep func(*Request) bool) []*Request {
 	last := map[identity]*Request{}
 	for i := range all {

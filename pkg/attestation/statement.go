@@ -12,8 +12,8 @@ const (
 	// AnnotationWaiting says why a request waits. It is valid only while the request has no
 	// challenge, no certificate and no condition Denied or Failed.
 	AnnotationWaiting = "attestation.cluster.x-k8s.io/waiting"
-	// AnnotationVerdict ends a rehearsal (RehearsalSignerName): ReasonRehearsalPassed, or the reason
-	// of the denial that a real request would get.
+	// AnnotationVerdict ends a rehearsal (RehearsalSignerName): ReasonRehearsalPassed, or the
+	// reason of the denial that a real request would get.
 	AnnotationVerdict = "attestation.cluster.x-k8s.io/verdict"
 )
 

@@ -32,9 +32,9 @@ type Rehearsal struct {
 
 // Rehearse attests like a worker, under signers that issue no certificate, and returns the
 // controller's verdict. It writes no file but the provider's lock. It uses the certificate on disk,
-// or else the credential in the kubelet's kubeconfig. The Failure is RequestDenied if a real request
-// would be denied, and WaitingForSigner if ctx ends before the verdict. Until then Rehearse calls
-// remark with each reason for which the rehearsal waits.
+// or else the credential in the kubelet's kubeconfig. The Failure is RequestDenied if a real
+// request would be denied, and WaitingForSigner if ctx ends before the verdict. Until then Rehearse
+// calls remark with each reason for which the rehearsal waits.
 func (a *Authenticator) Rehearse(ctx context.Context, kubeconfig string, remark func(error)) (*Rehearsal, error) {
 	status := a.loadStatus()
 	if failure := a.cannotRequest(status); failure != nil {
@@ -99,9 +99,9 @@ func (a *Authenticator) Rehearse(ctx context.Context, kubeconfig string, remark 
 	}
 }
 
-// rehearsalAccess returns the credential for a rehearsal: that of the next real request, if there is
-// a certificate on disk, else the kubelet's. The kubelet's node must be the one that this machine
-// would claim.
+// rehearsalAccess returns the credential for a rehearsal: that of the next real request, if there
+// is a certificate on disk, else the kubelet's. The kubelet's node must be the one that this
+// machine would claim.
 func (a *Authenticator) rehearsalAccess(status certificateStatus, kubeconfig string) (nodeaccess.Access, error) {
 	if status.pair != nil {
 		to, _, err := a.access(status)

@@ -98,8 +98,8 @@ func TestRehearsalSaysWhatItWaitsFor(t *testing.T) {
 	}
 }
 
-// The certificate on disk is the credential, as for a real request. Without one it is the kubelet's,
-// whose node must be the one that this machine would claim.
+// The certificate on disk is the credential, as for a real request. Without one it is the
+// kubelet's, whose node must be the one that this machine would claim.
 func TestCredentialOfARehearsal(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -188,7 +188,8 @@ func (c *Controller) judge(object *certificatesv1.CertificateSigningRequest, s *
 	return refused
 }
 
-// carryOut carries a decision out, and reports it. In audit mode it only reports, but for rehearsals.
+// carryOut carries a decision out, and reports it. In audit mode it only reports, but for
+// rehearsals.
 func (c *Controller) carryOut(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, decision verifier.Decision, took time.Duration) (result ctrl.Result, err error) {
 	switch {
 	case decision.Outcome == verifier.Wait:

@@ -42,8 +42,8 @@ const (
 // Decision is an outcome with what the API server says about it.
 type Decision struct {
 	Outcome Outcome
-	// Reason and Message are the approver's or signer's, or those of the verdict. A peer wrote them, so they are
-	// shortened and made printable.
+	// Reason and Message are the approver's or signer's, or those of the verdict. A peer wrote
+	// them, so they are shortened and made printable.
 	Reason, Message string
 	// Certificate is status.certificate, unchecked.
 	Certificate []byte

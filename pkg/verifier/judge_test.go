@@ -1280,8 +1280,8 @@ func TestAgainAfterEverythingEnded(t *testing.T) {
 	}
 }
 
-// A rehearsal passes if a real request would. Nothing signs it, even if it was approved and a record
-// names it.
+// A rehearsal passes if a real request would. Nothing signs it, even if it was approved and a
+// record names it.
 func TestRehearsal(t *testing.T) {
 	for _, class := range []Class{First, Again, Renewal} {
 		w, hello := good(class), goodHello(class)

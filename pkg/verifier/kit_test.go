@@ -328,13 +328,13 @@ func (w *world) rehearse() bool {
 		return false
 	}
 	spec := &w.in.Request.Spec
-	switch {
-	case spec.SignerName == tpmSigner:
+	switch spec.SignerName {
+	case tpmSigner:
 		spec.SignerName = attestation.RehearsalSignerName
 		if w.in.Hello != nil && w.in.Hello.Spec.SignerName == attestation.HelloSignerName {
 			w.in.Hello.Spec.SignerName = attestation.RehearsalHelloSignerName
 		}
-	case spec.SignerName == attestation.HelloSignerName:
+	case attestation.HelloSignerName:
 		spec.SignerName = attestation.RehearsalHelloSignerName
 		if w.in.Evidence.SignerName == tpmSigner {
 			w.in.Evidence.SignerName = attestation.RehearsalSignerName

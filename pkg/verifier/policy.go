@@ -172,8 +172,8 @@ type Rules struct {
 	policy Policy
 	// unattested replaces policy.UnattestedNodes. It is nil in the zero value.
 	unattested atomic.Pointer[[]string]
-	signers   map[string]Signer
-	forbidden forbiddenAddresses
+	signers    map[string]Signer
+	forbidden  forbiddenAddresses
 }
 
 // New returns the rules of a policy, which it copies. An error names the field at fault.

@@ -80,8 +80,8 @@ func TestAuditSetIsACompleteSetLessEnforcement(t *testing.T) {
 
 // Applied as it is, the set for audit mode leaves a cluster unchanged. The controller's
 // configuration file does not mention audit mode. The controller decides and reports, and touches
-// no request but rehearsals, whose verdicts it writes. Kubelets get certificates as before. The controller is refused nothing, and has no
-// right that it does not use.
+// no request but rehearsals, whose verdicts it writes. Kubelets get certificates as before. The
+// controller is refused nothing, and has no right that it does not use.
 func TestAuditTouchesNothing(t *testing.T) {
 	t.Parallel()
 	l := newLive(t)

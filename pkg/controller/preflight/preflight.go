@@ -54,7 +54,7 @@ type Preflight struct {
 	Records, Nodes client.Reader
 	// Cluster is the cluster's UID in records. Namespace has the records.
 	Cluster, Namespace string
-	// Unattested returns the names of Nodes that need no record.
+	// Unattested returns the names of Nodes that need no record. Optional.
 	Unattested func() []string
 	// Policies are the admission policies that must be in force when enforcement starts. If it is
 	// empty, none must be.
@@ -260,7 +260,10 @@ func (p *Preflight) without(ctx context.Context) ([]string, error) {
 		return nil, p.failed("nodes", err)
 	}
 	var without []string
-	unattested := p.Unattested()
+	var unattested []string
+	if p.Unattested != nil {
+		unattested = p.Unattested()
+	}
 	for _, node := range nodes.Items {
 		if !slices.Contains(unattested, node.Name) {
 			without = append(without, node.Name)
