@@ -88,7 +88,7 @@ var arrows = map[string][]string{
 	"pkg/controller/telemetry":            {"internal/text", "pkg/verifier"},
 	"pkg/controller/tpmprovider":          {"pkg/attestation", "pkg/controller", "pkg/verifier", "pkg/verifier/tpm"},
 	"pkg/controller/command":              {"internal/buildinfo", "internal/cli", "internal/machineentry", "internal/outputformat", "internal/text", "pkg/attestation", "pkg/controller", "pkg/controller/api/v1alpha1", "pkg/controller/bindings", "pkg/controller/config", "pkg/controller/decisionlog", "pkg/controller/inventory", "pkg/controller/preflight", "pkg/controller/revocation", "pkg/controller/sources", "pkg/controller/telemetry", "pkg/controller/tpmprovider", "pkg/verifier", "pkg/verifier/tpm"},
-	"pkg/controller/config":               {"internal/strict", "pkg/attestation", "pkg/controller", "pkg/controller/bindings", "pkg/controller/decisionlog", "pkg/controller/fairqueue", "pkg/controller/preflight", "pkg/controller/signing", "pkg/controller/sources", "pkg/controller/telemetry", "pkg/controller/tpmprovider", "pkg/verifier", "pkg/verifier/tpm"},
+	"pkg/controller/config":               {"internal/lastgood", "internal/strict", "internal/text", "pkg/attestation", "pkg/controller", "pkg/controller/bindings", "pkg/controller/decisionlog", "pkg/controller/fairqueue", "pkg/controller/preflight", "pkg/controller/signing", "pkg/controller/sources", "pkg/controller/telemetry", "pkg/controller/tpmprovider", "pkg/verifier", "pkg/verifier/tpm"},
 	"pkg/csr":                             {"internal/text", "pkg/attestation", "pkg/csr/state"},
 	"pkg/provider":                        {"pkg/attestation"},
 	"pkg/provider/insecure":               {"pkg/provider"},

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command reference writes generated files into a folder. These are the reference pages of the CRDs
-// and of both configuration files. They are also the schema of the Helm chart's values, the chart's
-// README, and the admission policies that the controller fills. `make generate` runs it.
+// and of both configuration files. They are also two man pages, the schema of the Helm chart's
+// values, the chart's README, and the admission policies that the controller fills. `make generate`
+// runs it.
 //
 // Fields and descriptions are those of the Go types and their comments, defaults those of the
 // programs. The limits of records are the CRD's, which is made from the same types.
@@ -41,6 +42,11 @@ func write(repository, folder string, crds []string) error {
 		return err
 	}
 	maps.Copy(pages, chart)
+	man, err := makeManPages(repository)
+	if err != nil {
+		return err
+	}
+	maps.Copy(pages, man)
 	policies, err := makePolicies()
 	if err != nil {
 		return err

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -34,6 +35,44 @@ func TestPagesAreCurrent(t *testing.T) {
 		if err != nil || string(data) != made {
 			t.Errorf("%s is not what is made, %v: run make generate", name, err)
 		}
+	}
+}
+
+// So are the man pages, which have each command and flag that is not hidden.
+func TestManPagesAreCurrent(t *testing.T) {
+	made, err := makeManPages(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, page := range manPages() {
+		data, err := os.ReadFile(filepath.Join(root, "docs/man", name))
+		if err != nil || string(data) != made[name] {
+			t.Errorf("%s is not what is made, %v: run make generate", name, err)
+		}
+		for _, c := range commandsOf(page.program) {
+			if !strings.Contains(made[name], "\n.Ss "+strings.TrimPrefix(c.CommandPath(), page.program.CommandPath()+" ")) {
+				t.Errorf("%s: no command %s", name, c.CommandPath())
+			}
+			c.Flags().VisitAll(func(f *pflag.Flag) {
+				if !f.Hidden && f.Name != "help" && !strings.Contains(made[name], "Fl -"+f.Name) {
+					t.Errorf("%s: no flag --%s", name, f.Name)
+				}
+			})
+		}
+		if strings.Count(made[name], "\n.It 1\n") != 1 || strings.Count(made[name], "\n.It 3\n") != 1 {
+			t.Errorf("%s has no exit codes", name)
+		}
+	}
+}
+
+// Text of help is text in mdoc, whatever it begins with.
+func TestTextIsEscaped(t *testing.T) {
+	w := &mdoc{}
+	w.text(".Sh NOT A HEADING. 'Nor this. A \\fB is no escape.")
+	w.literal("  .Ed\n  `x`")
+	want := "\\&.Sh NOT A HEADING.\n\\&'Nor this.\nA \\efB is no escape.\n.Bd -literal -offset indent\n\\&.Ed\n\\`x\\`\n.Ed\n"
+	if w.String() != want {
+		t.Errorf("%q, want %q", w.String(), want)
 	}
 }
 

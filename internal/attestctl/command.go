@@ -115,6 +115,11 @@ func (p Program) Run(ctx context.Context, process Process) int {
 	return f.code
 }
 
+// Command returns the tree of commands with their flags, for documentation. Run executes them.
+func (p Program) Command() *cobra.Command {
+	return (&invocation{Program: p, flags: genericclioptions.NewConfigFlags(true)}).rootCommand()
+}
+
 // classifyError gives an error of the API its exit code and hint.
 func classifyError(err error) *failure {
 	var f *failure

@@ -93,6 +93,9 @@ func (p Program) Run(ctx context.Context, process Process) int {
 	return f.code
 }
 
+// Command returns the tree of commands with their flags, for documentation. Run executes them.
+func (p Program) Command() *cobra.Command { return (&invocation{Program: p}).rootCommand() }
+
 func (i *invocation) rootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   controller.Name,

@@ -9,8 +9,6 @@ import (
 	"os/signal"
 	"syscall"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 )
 
@@ -19,8 +17,8 @@ import (
 func (p Program) Main() int {
 	// The process has the CA's key and the challenge keys in memory.
 	syscall.Umask(0o077)
-	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
-		_, _ = fmt.Fprintf(os.Stderr, "%s: prctl PR_SET_DUMPABLE: %v\n", controller.Name, err)
+	if err := forbidDumps(); err != nil {
+		_, _ = fmt.Fprintf(os.Stderr, "%s: %v\n", controller.Name, err)
 		return codeUnexpected
 	}
 	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
