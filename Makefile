@@ -14,6 +14,7 @@ FUZZTIME ?= 10s
 DIST ?= dist
 ARCHES ?= amd64 arm64
 FORMATS ?= deb rpm tar sysext
+SYSTEMS ?= linux darwin
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null)
 
 # One set of flags for all that is built without the race detector: a package that is compiled with
@@ -29,12 +30,12 @@ help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-17s %s\n", $$1, $$2 }'
 
 # By the environment, so that no shell reads what is in them.
-build packages chart-package image components release: export VERSION := $(VERSION)
-build packages image release: export LDFLAGS := $(LDFLAGS)
-packages chart-package image: export SOURCE_DATE_EPOCH := $(SOURCE_DATE_EPOCH)
-packages image: export ARCHES := $(ARCHES)
+build packages operator-packages chart-package image components release: export VERSION := $(VERSION)
+build packages operator-packages image release: export LDFLAGS := $(LDFLAGS)
+packages operator-packages chart-package image: export SOURCE_DATE_EPOCH := $(SOURCE_DATE_EPOCH)
+packages operator-packages image: export ARCHES := $(ARCHES)
 packages: export FORMATS := $(FORMATS)
-packages chart-package image components release: export DIST := $(DIST)
+packages operator-packages chart-package image components release: export DIST := $(DIST)
 image: export COMMIT := $(COMMIT)
 image: export BASE_IMAGE := $(BASE_IMAGE)
 image components release: export IMAGE_REPO := $(IMAGE_REPO)
@@ -49,7 +50,12 @@ build: ## build the plugin, the controller and kubectl-attest into bin/
 .PHONY: packages
 packages: ## make deb, rpm, tarball and sysext image of the plugin, with SBOMs and SHA256SUMS, in DIST (also: VERSION, ARCHES, FORMATS)
 	@scripts/need mksquashfs
-	@packaging/build "$$DIST"
+	@PROGRAMS=kubelet-authenticator SYSTEMS=linux packaging/build "$$DIST"
+
+# The controller is for its offline commands, such as those on inventories. Run it after "image".
+.PHONY: operator-packages
+operator-packages: ## make deb, rpm and archives for Linux and macOS of kubectl-attest and node-attestation-controller, and krew's manifest, in DIST (also: VERSION, ARCHES, SYSTEMS)
+	@PROGRAMS='kubectl-attest node-attestation-controller' FORMATS='deb rpm tar' SYSTEMS='$(SYSTEMS)' packaging/build "$$DIST"
 
 # Run it after "packages" and "image": it adds to their SHA256SUMS.
 .PHONY: chart-package
@@ -72,6 +78,8 @@ release: ## make what a release of VERSION has, in DIST, signed with the cosign 
 	@$(MAKE) --no-print-directory packages ARCHES='amd64 arm64' FORMATS='deb rpm tar sysext' \
 		COMMIT="$$(git rev-parse --short=12 HEAD)" SOURCE_DATE_EPOCH="$$(git log -1 --format=%ct)"
 	@$(MAKE) --no-print-directory image ARCHES='amd64 arm64' COMMIT="$$(git rev-parse --short=12 HEAD)" SOURCE_DATE_EPOCH="$$(git log -1 --format=%ct)"
+	@$(MAKE) --no-print-directory operator-packages ARCHES='amd64 arm64' SYSTEMS='linux darwin' \
+		COMMIT="$$(git rev-parse --short=12 HEAD)" SOURCE_DATE_EPOCH="$$(git log -1 --format=%ct)"
 	@$(MAKE) --no-print-directory components
 	@$(MAKE) --no-print-directory chart-package SOURCE_DATE_EPOCH="$$(git log -1 --format=%ct)"
 	@scripts/release sign "$$DIST/SHA256SUMS" cosign.pub
@@ -121,7 +129,7 @@ SHORT_TESTS := $(shell awk '!/^\#/ && NF { print $$2 }' test/short.txt)
 SHORT_SUITES := $(shell awk '!/^\#/ && NF && !seen[$$1]++ { print "./" $$1 }' test/short.txt)
 
 UNIT_NEEDS := gcc openssl python3 swtpm swtpm_setup tpm2_checkquote /usr/include/openssl/ssl.h
-E2E_NEEDS := $(UNIT_NEEDS) strace mount ip systemd-nspawn mksquashfs rpm rpm2archive lintian ansible-playbook
+E2E_NEEDS := $(UNIT_NEEDS) strace mount ip systemd-nspawn mksquashfs rpm rpm2archive lintian mandoc ansible-playbook
 
 # No result comes from the cache.
 COUNT := -count=1

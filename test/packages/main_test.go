@@ -96,18 +96,23 @@ func commandIn(t *testing.T, dir, name string, args ...string) string {
 // unpack returns a folder with what the artifact installs.
 func (a artifact) unpack(t *testing.T) string {
 	t.Helper()
+	return unpack(t, a.format, a.path())
+}
+
+func unpack(t *testing.T, format, path string) string {
+	t.Helper()
 	dir := t.TempDir()
-	switch a.format {
+	switch format {
 	case "deb":
-		command(t, "dpkg-deb", "--extract", a.path(), dir)
+		command(t, "dpkg-deb", "--extract", path, dir)
 	case "rpm":
-		command(t, "bash", "-o", "pipefail", "-c", `rpm2archive - <"$1" | tar --extract --gzip --preserve-permissions --directory="$2"`, "bash", a.path(), dir)
+		command(t, "bash", "-o", "pipefail", "-c", `rpm2archive - <"$1" | tar --extract --gzip --preserve-permissions --directory="$2"`, "bash", path, dir)
 	case "tar":
-		command(t, "tar", "--extract", "--preserve-permissions", "--directory="+dir, "--file="+a.path())
+		command(t, "tar", "--extract", "--preserve-permissions", "--directory="+dir, "--file="+path)
 	case "sysext":
-		command(t, "unsquashfs", "-force", "-no-progress", "-dest", dir, a.path())
+		command(t, "unsquashfs", "-force", "-no-progress", "-dest", dir, path)
 	default:
-		t.Fatalf("%s: unknown format %s", a.file, a.format)
+		t.Fatalf("%s: unknown format %s", path, format)
 	}
 	return dir
 }
