@@ -261,7 +261,7 @@ generate: ## make deep copies, CRDs and docs/reference from the Go types, and th
 .PHONY: lint
 lint: ## run golangci-lint over all modules, and what reads shell scripts, man pages and the Ansible role
 	@scripts/need shellcheck mandoc ansible-lint
-	shellcheck .ci/run cmd/kubectl-attest/kubectl_complete-attest packaging/build packaging/cluster-api/build packaging/daemon-reload packaging/helm/build packaging/image/build packaging/tree scripts/*
+	shellcheck .ci/run cmd/kubectl-attest/kubectl_complete-attest packaging/build packaging/cluster-api/build packaging/daemon-reload packaging/helm/build packaging/image/build packaging/krew packaging/sums packaging/tree scripts/*
 	scripts/lint-man
 	scripts/lint-comments
 	scripts/generate --check

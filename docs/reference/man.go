@@ -139,7 +139,7 @@ var (
 
 // exitCodes returns the codes and their meanings in the section "Exit codes" of a page.
 func exitCodes(path string) (codes [][2]string, err error) {
-	page, err := os.ReadFile(path)
+	page, err := os.ReadFile(path) //nolint:gosec // G703: make generate names the repository
 	if err != nil {
 		return nil, err
 	}

@@ -21,8 +21,12 @@ func TestArchive(t *testing.T) {
 	for n := range archives {
 		dist := t.TempDir()
 		const other = "0000  node-attestation-controller-1.2.3-rc.1.digest\n"
-		if err := os.WriteFile(filepath.Join(dist, "SHA256SUMS"), []byte(other+"0000  "+name+"\n"), 0o600); err != nil {
-			t.Fatal(err)
+		for file, content := range map[string]string{
+			"SHA256SUMS": other + "0000  " + name + "\n1111  gone.digest\n", "node-attestation-controller-1.2.3-rc.1.digest": "x",
+		} {
+			if err := os.WriteFile(filepath.Join(dist, file), []byte(content), 0o600); err != nil {
+				t.Fatal(err)
+			}
 		}
 		cmd := exec.CommandContext(t.Context(), "make", "--no-print-directory", "-C", module, "chart-package", "DIST="+dist, "VERSION=v1.2.3-rc.1")
 		cmd.Env = append(os.Environ(), "MAKEFLAGS=", "MAKELEVEL=")
@@ -31,7 +35,7 @@ func TestArchive(t *testing.T) {
 		}
 		archives[n] = read(t, filepath.Join(dist, name))
 		sums := read(t, filepath.Join(dist, "SHA256SUMS"))
-		if !strings.HasPrefix(sums, other) || strings.Count(sums, name) != 1 || strings.Contains(sums, "0000  "+name) {
+		if !strings.HasPrefix(sums, other) || strings.Count(sums, name) != 1 || strings.Contains(sums, "0000  "+name) || strings.Contains(sums, "gone") {
 			t.Errorf("SHA256SUMS is\n%s", sums)
 		}
 		if n > 0 {

@@ -91,7 +91,7 @@ func TestReproducible(t *testing.T) {
 	t.Parallel()
 	elsewhere, again := filepath.Join(t.TempDir(), "a folder of another name"), t.TempDir()
 	others := "0000  kubelet-authenticator-1.2.3\n"
-	for path, content := range map[string]string{sums: others + "1111  " + program + "-1.0.0.digest\n", program + "-1.0.0.digest": "old"} {
+	for path, content := range map[string]string{sums: others + "1111  " + program + "-1.0.0.digest\n", program + "-1.0.0.digest": "old", "kubelet-authenticator-1.2.3": "another"} {
 		if err := os.WriteFile(filepath.Join(again, path), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}

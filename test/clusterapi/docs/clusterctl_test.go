@@ -431,7 +431,8 @@ func TestComponentsOfARelease(t *testing.T) {
 	dist := filepath.Join(t.TempDir(), "dist")
 	const others = "0000  kubelet-authenticator-1.2.3\n"
 	sums := filepath.Join(dist, "SHA256SUMS")
-	if err := errors.Join(os.Mkdir(dist, 0o755), os.WriteFile(sums, []byte("1111  components.yaml\n"+others), 0o600)); err != nil {
+	if err := errors.Join(os.Mkdir(dist, 0o755), os.WriteFile(sums, []byte("1111  components.yaml\n"+others), 0o600),
+		os.WriteFile(filepath.Join(dist, "kubelet-authenticator-1.2.3"), nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	var made []string
