@@ -148,7 +148,7 @@ func TestAuditTouchesNothing(t *testing.T) {
 // rehearses runs the command rehearse, and checks its exit code and what it prints.
 func (m *machine) rehearses(t *testing.T, code int, says string) {
 	t.Helper()
-	out, err := exec.CommandContext(t.Context(), m.Plugin, append([]string{"rehearse", "--timeout=10s"}, m.Flags()...)...).CombinedOutput() //nolint:gosec // G204: the test built it
+	out, err := exec.CommandContext(t.Context(), m.Plugin, append([]string{"rehearse", "--timeout=10s"}, m.Flags()...)...).CombinedOutput()
 	got := 0
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
 		got = exit.ExitCode()
