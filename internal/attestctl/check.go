@@ -154,11 +154,7 @@ func (i *invocation) printReport(r *Report, format string) error {
 	}
 	const hint = "each check above names its remedy; docs/kubectl-attest.md has all of them"
 	if names := r.named(stateFailure); len(names) > 0 {
-		checks := "checks"
-		if len(names) == 1 {
-			checks = "check"
-		}
-		return &failure{codeCheckFailed, hint, fmt.Errorf("%d %s failed: %s", len(names), checks, strings.Join(names, ", "))}
+		return &failure{codeCheckFailed, hint, fmt.Errorf("%s failed: %s", text.Count(len(names), "check"), strings.Join(names, ", "))}
 	}
 	if names := r.named(stateUnknown); len(names) > 0 {
 		return &failure{codeCheckUnknown, hint, errors.New("not known: " + strings.Join(names, ", "))}

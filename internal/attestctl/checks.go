@@ -426,7 +426,7 @@ func (e *examination) checkInventory(ctx context.Context) finding {
 		}
 		return failed("correct the entries: meanwhile the machines in them get no first certificate", "%s", text.Names(all))
 	}
-	return ok("%d machines", machines.Len())
+	return ok("%s", text.Count(machines.Len(), "machine"))
 }
 
 func (e *examination) checkEKSources(ctx context.Context) finding {
@@ -450,7 +450,7 @@ func (e *examination) checkEKSources(ctx context.Context) finding {
 	if named == 0 {
 		return warning("add machines: kubectl attest pending -o inventory, and docs/inventory.md", "the inventory names no endorsement key: no machine gets in")
 	}
-	return ok("the inventory names endorsement keys of %d machines", named)
+	return ok("the inventory names endorsement keys of %s", text.Count(named, "machine"))
 }
 
 // checkMachines finds Machines for which no source names an endorsement key. For some Machines this
@@ -623,11 +623,11 @@ func (e *examination) checkRevocation(ctx context.Context) finding {
 	const remedy = "shorten lifetimes, so that certificates leave the lists earlier (docs/controller-configuration.md)"
 	switch {
 	case beyond > 0:
-		return failed(remedy, "the lists are full: %d revoked certificates are not refused", beyond)
+		return failed(remedy, "the lists are full: revoked certificates that are not refused: %d", beyond)
 	case total > 0 && used*100 >= total*listsWarning:
 		return warning(remedy, "%d of %d places on the lists are used", used, total)
 	}
-	return ok("it is in force: %d certificates are on the lists", certificates)
+	return ok("it is in force: certificates on the lists: %d", certificates)
 }
 
 // revocationPolicies returns the problems of the admission policies for revoked certificates.

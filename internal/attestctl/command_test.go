@@ -567,7 +567,7 @@ func TestInventoryIsChecked(t *testing.T) {
 		"none":                  {[]client.Object{settings}, stateFailure, "not found"},
 		"broken":                {[]client.Object{settings, inventoryOf("- {nodeName: [}")}, stateFailure, "line"},
 		"doubled":               {[]client.Object{settings, inventoryOf(fmt.Sprintf("- {nodeName: a, eks: [{fingerprint: %s}]}\n- {nodeName: b, eks: [{fingerprint: %[1]s}]}", ekOf(1)))}, stateFailure, "is claimed by"},
-		"good":                  {[]client.Object{settings, inventoryOf("- {nodeName: a, eks: [{fingerprint: " + ekOf(1) + "}]}")}, stateOK, "1 machines"},
+		"good":                  {[]client.Object{settings, inventoryOf("- {nodeName: a, eks: [{fingerprint: " + ekOf(1) + "}]}")}, stateOK, "1 machine"},
 		"unknown":               {nil, stateUnknown, "configuration"},
 		"of two, both good":     {twoParts("b", 2), stateOK, "2 machines"},
 		"of two, contradicting": {twoParts("a", 2), stateFailure, "listed differently"},

@@ -74,7 +74,7 @@ func (e *eviction) describe(out *planText) {
 		namespaces[p.Namespace] = true
 	}
 	if len(e.pods) > 0 {
-		out.item("once that is in force, its %d pods are force-deleted (grace period 0), whatever a PodDisruptionBudget says; namespaces: %s",
+		out.item("once that is in force, its pods (%d) are force-deleted (grace period 0), whatever a PodDisruptionBudget says; namespaces: %s",
 			len(e.pods), text.Names(slices.Sorted(maps.Keys(namespaces))))
 		out.item("their containers go on running on the machine: a pod of a StatefulSet may run twice")
 	} else {
@@ -121,7 +121,7 @@ func (i *invocation) evict(ctx context.Context, a *access, e *eviction, timeout 
 		if empty++; len(pods) > 0 || !gone {
 			empty = 0
 		}
-		return empty >= looksWithoutPods, fmt.Sprintf("%d pods deleted", len(deleted)), nil
+		return empty >= looksWithoutPods, text.Count(len(deleted), "pod") + " deleted", nil
 	})
 	if errors.Is(err, errWaitEnded) {
 		return waitEnded(ctx, timeout, "a pod with finalizers stays until they are removed; run the command again",
@@ -130,7 +130,7 @@ func (i *invocation) evict(ctx context.Context, a *access, e *eviction, timeout 
 	if err != nil {
 		return err
 	}
-	return i.printf("node %s evicted: %d pods deleted, and no Node of that name", e.name, len(deleted))
+	return i.printf("node %s evicted: %s deleted, and no Node of that name", e.name, text.Count(len(deleted), "pod"))
 }
 
 // deletePod deletes exactly this pod, since a newer pod of the same name may run elsewhere.

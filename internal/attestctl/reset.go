@@ -170,7 +170,7 @@ func (p *resetPlan) text() string {
 		item("request %s of %s for this name waits, and stays: %s, EK %s", r.Name, r.Requester, r.Reason, short(r.fingerprint()))
 	}
 	if more > 0 {
-		item("and %d more requests", more)
+		item("and %s", text.Count(more, "more request"))
 	}
 	return out.String()
 }

@@ -151,7 +151,7 @@ func (i *invocation) printRevocations(r *Revocations, format string) error {
 	if err := i.printf("In force:  %s", r.InForce); err != nil {
 		return err
 	}
-	if err := i.printf("Lists:     %d of %d places used, %d certificates suspended, %d not in force%s", l.places, l.Capacity, l.Suspended, l.NotInForce, ends); err != nil {
+	if err := i.printf("Lists:     %d of %d places used, %s suspended, %d not in force%s", l.places, l.Capacity, text.Count(l.Suspended, "certificate"), l.NotInForce, ends); err != nil {
 		return err
 	}
 	if len(r.Revocations) > 0 {

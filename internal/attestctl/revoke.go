@@ -420,7 +420,7 @@ func (p *revocationPlan) text() string {
 	if spec.IssuedBefore != nil {
 		before = stamp(spec.IssuedBefore.Time)
 	}
-	out.item("%d certificates, requested before %s, are revoked; the last one ends at %s and stays on its list until then", p.certificates, before, stamp(p.end))
+	out.item("revokes %s, requested before %s; the last one ends at %s and stays on its list until then", text.Count(p.certificates, "certificate"), before, stamp(p.end))
 	out.addLists(p.lists, p.more)
 	if p.atOnce() {
 		out.item("within 2 seconds the API servers refuse their writes; the nodes may still request new certificates with their TPMs")
@@ -478,7 +478,7 @@ func (i *invocation) revoke(c *cobra.Command, nodes []string, f *revokeFlags) er
 	if plan.certificates == 0 {
 		return &failure{codeNotFound, "kubectl attest describe NODE lists the certificates of a node", errors.New("the selected nodes have no certificate to revoke")}
 	}
-	if err := i.showPlan(ctx, plan.text(), fmt.Sprintf("Revoke %d certificates of %d nodes?", plan.certificates, len(plan.nodes)), "nothing was revoked", f); err != nil || f.dryRun {
+	if err := i.showPlan(ctx, plan.text(), fmt.Sprintf("Revoke %s of %s?", text.Count(plan.certificates, "certificate"), text.Count(len(plan.nodes), "node")), "nothing was revoked", f); err != nil || f.dryRun {
 		return err
 	}
 	if err := reached(a.records.Create(ctx, plan.object)); err != nil {

@@ -401,8 +401,8 @@ func TestRevokeWaits(t *testing.T) {
 			60 * time.Second: func(context.Context) { isReadyAs(t, a, "worker-1", corev1.ConditionTrue) },
 		}
 	}, func(t *testing.T, _ *access, r result, took time.Duration) {
-		r.want(t, 0, "waiting until the certificates are revoked and 1 nodes are back", "0 of 3 certificates revoked, 0 of 1 nodes back; waiting for 2: worker-1, worker-3",
-			"2 of 3 certificates revoked, 0 of 1 nodes back", "3 of 3 certificates revoked, 0 of 1 nodes back; waiting for 1: worker-1", "3 certificates revoked, 1 nodes back after 1m")
+		r.want(t, 0, "waiting for the revocation, and for 1 node to come back", "0 of 3 certificates revoked, 0 of 1 nodes back; waiting for 2: worker-1, worker-3",
+			"2 of 3 certificates revoked, 0 of 1 nodes back", "3 of 3 certificates revoked, 0 of 1 nodes back; waiting for 1: worker-1", "3 certificates revoked, 1 node back after 1m")
 		if took < time.Minute || took > time.Minute+lastPoll {
 			t.Errorf("it took %v", took)
 		}
@@ -422,7 +422,7 @@ func TestRotateWaits(t *testing.T) {
 			},
 		}
 	}, func(t *testing.T, _ *access, r result, took time.Duration) {
-		r.want(t, 0, "1 certificates revoked, 1 nodes back after 12m")
+		r.want(t, 0, "1 certificate revoked, 1 node back after 12m")
 		if took < 12*time.Minute || took > 13*time.Minute {
 			t.Errorf("it took %v", took)
 		}
@@ -439,7 +439,7 @@ func TestRotateWaits(t *testing.T) {
 			12 * time.Minute: func(context.Context) { renews(t, a, "worker-2", 12) },
 		}
 	}, func(t *testing.T, _ *access, r result, took time.Duration) {
-		r.want(t, 0, "1 certificates revoked, 1 nodes back after 12m")
+		r.want(t, 0, "1 certificate revoked, 1 node back after 12m")
 		if took < 12*time.Minute || took > 13*time.Minute {
 			t.Errorf("it took %v", took)
 		}
@@ -505,10 +505,10 @@ func TestRevokeWithoutRecord(t *testing.T) {
 		}}
 	}
 	bubble(t, revocable(), func(t *testing.T, a *access) script { return removed(t, a, false) }, func(t *testing.T, _ *access, r result, _ time.Duration) {
-		r.want(t, codeNotInForce, "0 certificates revoked, 0 nodes back", "1 certificates are NOT revoked: their records were deleted meanwhile; nodes: 1: worker-2", "hint: once these nodes have records again")
+		r.want(t, codeNotInForce, "0 certificates revoked, 0 nodes back", "NOT revoked: 1 certificate, whose records were deleted meanwhile; nodes: 1: worker-2", "hint: once these nodes have records again")
 	}, "revoke", "worker-2", "--reason=r", "--yes")
 	bubble(t, revocable(), func(t *testing.T, a *access) script { return removed(t, a, true) }, func(t *testing.T, _ *access, r result, _ time.Duration) {
-		r.want(t, 0, "1 certificates revoked, 0 nodes back")
+		r.want(t, 0, "1 certificate revoked, 0 nodes back")
 	}, "revoke", "worker-2", "--reason=r", "--yes")
 }
 
@@ -686,7 +686,7 @@ func TestSuspendEvicts(t *testing.T) {
 			},
 		}
 	}, func(t *testing.T, a *access, r result, took time.Duration) {
-		r.want(t, 0, "NodeSuspension ek-"+ekOf(2)+" created", "waiting until the suspension is in force: 2: record worker-2, certificate ", "1 certificates of the machine are suspended",
+		r.want(t, 0, "NodeSuspension ek-"+ekOf(2)+" created", "waiting until the suspension is in force: 2: record worker-2, certificate ", "1 certificate of the machine suspended",
 			"node worker-2 evicted: 3 pods deleted, and no Node of that name")
 		if pods, node := left(t, a, "worker-2"); pods != 0 || node {
 			t.Errorf("%d pods are left, the Node: %t", pods, node)
@@ -730,7 +730,7 @@ func TestSuspendAgain(t *testing.T) {
 		r.want(t, 0, "it is suspended already, since 2026-11-23T11:00:00Z")
 	}, "suspend", "worker-4", "--reason=again")
 	bubble(t, objects, none, func(t *testing.T, a *access, r result, _ time.Duration) {
-		r.want(t, 0, "node worker-4 evicted: 1 pods deleted")
+		r.want(t, 0, "node worker-4 evicted: 1 pod deleted")
 		if pods, node := left(t, a, "worker-4"); pods != 0 || node {
 			t.Errorf("%d pods, Node %t", pods, node)
 		}
@@ -825,7 +825,7 @@ func TestResume(t *testing.T) {
 	}
 	for _, args := range [][]string{{"resume", "worker-4", "--yes"}, {"resume", "--ek=" + ekOf(4), "--yes"}} {
 		bubble(t, revocable(), resumed, func(t *testing.T, a *access, r result, took time.Duration) {
-			r.want(t, 0, "NodeSuspension ek-"+ekOf(4)+" deleted", "old certificates stay revoked", "still says Suspended", "the machine may attest again")
+			r.want(t, 0, "NodeSuspension ek-"+ekOf(4)+" deleted", "its old certificates (1) stay revoked", "still says Suspended", "the machine may attest again")
 			if took < 10*time.Second || took > 15*time.Second {
 				t.Errorf("it took %v", took)
 			}
@@ -920,7 +920,7 @@ func TestCheckRevocation(t *testing.T) {
 		want    checkState
 		says    string
 	}{
-		"in force":         {append(revocable(), all...), stateOK, "it is in force: 1 certificates are on the lists"},
+		"in force":         {append(revocable(), all...), stateOK, "it is in force: certificates on the lists: 1"},
 		"no policies":      {revocable(), stateFailure, "10: node-attestation-revoked-01 is missing"},
 		"one is missing":   {append(revocable(), all[2:]...), stateFailure, "1: node-attestation-revoked-01 is missing"},
 		"one is not bound": {append(revocable(), append(slices.Clone(all[:1]), all[2:]...)...), stateFailure, "1: node-attestation-revoked-01 has no binding that denies"},
@@ -929,7 +929,7 @@ func TestCheckRevocation(t *testing.T) {
 		"no condition":     {append(append(revocable()[1:], all...), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: defaultNamespace}}), stateUnknown, "has no condition NodeAttestationRevocationInForce"},
 		"nearly full":      {append(append(revocable(), all...), crowd...), stateWarning, "8001 of 10000 places on the lists are used"},
 		"beyond": {append(append(revocable(), all...), listOf(11, v1alpha1.RevokedCertificate{SHA256: sumOf(1), NotAfter: before(-time.Hour), NodeName: "n"})), stateFailure,
-			"the lists are full: 1 revoked certificates are not refused"},
+			"the lists are full: revoked certificates that are not refused: 1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := &examination{access: newAccess(t, c.objects...), now: now}

@@ -258,7 +258,7 @@ func (p *suspensionPlan) text() string {
 		out.item("record %s/%s, node %s", r.Namespace, r.Name, r.Spec.NodeName)
 	}
 	if len(p.certificates) > 0 {
-		out.item("%d certificates are refused for all writes; the last one ends at %s and stays on its list until then", len(p.certificates), stamp(p.end))
+		out.item("refuses all writes with %s; the last one ends at %s and stays on its list until then", text.Count(len(p.certificates), "certificate"), stamp(p.end))
 		out.addLists(p.lists, p.more)
 	} else {
 		out.item("no certificate of it is known that has not ended")
@@ -352,7 +352,7 @@ func (i *invocation) awaitSuspension(ctx context.Context, a *access, p *suspensi
 		return waitEnded(ctx, timeout, "", "the suspension stays")
 	case <-time.After(settleTime):
 	}
-	return i.printf("%d certificates of the machine are suspended", len(p.certificates))
+	return i.printf("%s of the machine suspended", text.Count(len(p.certificates), "certificate"))
 }
 
 // notSuspended returns what the controller has not done yet: records without the condition, and
@@ -430,7 +430,7 @@ func (p *suspensionPlan) resumptionText() string {
 	out.item("the controller decides on its requests again, by evidence")
 	switch {
 	case len(p.certificates) > 0 && len(p.records) > 0:
-		out.item("its %d old certificates stay revoked; until %s the machine may request a new one with them, without a bootstrap credential", len(p.certificates), stamp(p.end))
+		out.item("its old certificates (%d) stay revoked; until %s the machine may request a new one with them, without a bootstrap credential", len(p.certificates), stamp(p.end))
 		out.item("if it has lost them, it needs a bootstrap credential")
 	case len(p.records) > 0:
 		out.item("its old certificates have ended: it needs a bootstrap credential")

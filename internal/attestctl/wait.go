@@ -99,7 +99,7 @@ func (i *invocation) awaitNodes(ctx context.Context, a *access, p *revocationPla
 	if p.object.CreationTimestamp.IsZero() {
 		p.object.CreationTimestamp.Time = i.now
 	}
-	i.say("waiting until the certificates are revoked and %d nodes are back; Ctrl-C ends the wait, not the revocation", len(waited))
+	i.say("waiting for the revocation, and for %s to come back; Ctrl-C ends the wait, not the revocation", text.Count(len(waited), "node"))
 	var last revocationProgress
 	err := i.poll(ctx, timeout, longest, func(ctx context.Context) (bool, string, error) {
 		at, err := a.observe(ctx, p, i.clock())
@@ -120,11 +120,11 @@ func (i *invocation) awaitNodes(ctx context.Context, a *access, p *revocationPla
 	if err != nil {
 		return err
 	}
-	if err = i.printf("%d certificates revoked, %d nodes back after %s", last.revoked, last.back, time.Since(begin).Round(time.Second)); err != nil || len(last.lost) == 0 {
+	if err = i.printf("%s revoked, %s back after %s", text.Count(last.revoked, "certificate"), text.Count(last.back, "node"), time.Since(begin).Round(time.Second)); err != nil || len(last.lost) == 0 {
 		return err
 	}
 	return &failure{codeNotInForce, "once these nodes have records again, run the command again",
-		fmt.Errorf("%d certificates are NOT revoked: their records were deleted meanwhile; nodes: %s", last.lostCertificates, text.Names(last.lost))}
+		fmt.Errorf("NOT revoked: %s, whose records were deleted meanwhile; nodes: %s", text.Count(last.lostCertificates, "certificate"), text.Names(last.lost))}
 }
 
 // observe reads how far a revocation has come.

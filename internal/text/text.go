@@ -125,6 +125,14 @@ const maxListed = 253
 // MaxNames is the number of names that Names lists.
 const MaxNames = 20
 
+// Count is a number of things, in words: "1 machine", "2 machines". The plural of noun has an s.
+func Count(n int, noun string) string {
+	if n != 1 {
+		noun += "s"
+	}
+	return fmt.Sprintf("%d %s", n, noun)
+}
+
 // Names returns the number of names, and the first MaxNames of them, each by Quote.
 func Names(names []string) string {
 	listed := make([]string, min(len(names), MaxNames))
