@@ -258,6 +258,33 @@ func TestStatusIsWatched(t *testing.T) {
 	})
 }
 
+// A watch that shows nothing says why, once. A namespace that does not exist ends it.
+func TestWatchOfNothing(t *testing.T) {
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: defaultNamespace}}
+	for name, c := range map[string]struct {
+		objects []client.Object
+		args    []string
+		code    int
+		says    string
+	}{
+		"no such node":      {[]client.Object{namespace, newRecord("worker-1", 1)}, []string{"status", "worker-9", "--watch"}, 0, `node "worker-9" has no record and no request yet`},
+		"no node":           {[]client.Object{namespace}, []string{"status", "--watch"}, 0, "no node has a record or a request yet"},
+		"no such namespace": {nil, []string{"status", "--watch"}, codeNotFound, "there is no namespace"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				var out, errs bytes.Buffer
+				code := Program{access: newAccess(t, c.objects...)}.Run(ctx, Process{Args: c.args, Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs, Getenv: os.Getenv})
+				if code != c.code || out.Len() > 0 || strings.Count(errs.String(), c.says) != 1 {
+					t.Errorf("exit code %d: %s%s", code, out.String(), errs.String())
+				}
+			})
+		})
+	}
+}
+
 // A row says whether the node has a certificate that API servers accept.
 func TestStateOfANode(t *testing.T) {
 	for want, change := range map[recordState]func(*v1alpha1.NodeAttestation){

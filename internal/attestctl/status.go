@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 )
@@ -131,7 +132,7 @@ certificate) or Claimed (has no record). A rehearsal vanishes after a day.`,
 				return err
 			}
 			if len(args)+len(status.Nodes) == 0 && a.namespaceIsMissing(c.Context()) {
-				return &failure{codeNotFound, "--namespace is that of the records, with Cluster API that of the Cluster", fmt.Errorf("there is no namespace %q", a.namespace)}
+				return a.noNamespace()
 			}
 			if err := i.printStatus(status, format.format); err != nil {
 				return err
@@ -167,6 +168,17 @@ func (i *invocation) watchStatus(ctx context.Context, a *access, node string, se
 			return false, "", err
 		case len(status.Incomplete) > 0: // without the requests, unchanged nodes would seem to change
 			return false, sprintf("warning: trying again: cannot be read: %s", strings.Join(status.Incomplete, "; ")), nil
+		case len(status.Nodes) == 0 && a.namespaceIsMissing(ctx):
+			return false, "", stop{a.noNamespace()}
+		}
+		remark := ""
+		switch {
+		case status.Omitted > 0:
+			remark = omission(status.Omitted)
+		case len(status.Nodes) == 0 && node != "":
+			remark = sprintf("node %q has no record and no request yet", node)
+		case len(status.Nodes) == 0:
+			remark = "no node has a record or a request yet"
 		}
 		current := map[string]bool{}
 		changed := slices.DeleteFunc(status.Nodes, func(n NodeStatus) bool {
@@ -176,11 +188,11 @@ func (i *invocation) watchStatus(ctx context.Context, a *access, node string, se
 		})
 		printed = current
 		if len(changed) == 0 {
-			return false, "", nil
+			return false, remark, nil
 		}
 		printHead := head
 		head = false
-		return false, "", i.printNodes(changed, format == formatWide, printHead)
+		return false, remark, i.printNodes(changed, format == formatWide, printHead)
 	})
 	if errors.Is(err, errWaitEnded) {
 		return nil // a person has ended it
@@ -191,6 +203,10 @@ func (i *invocation) watchStatus(ctx context.Context, a *access, node string, se
 // namespaceIsMissing reports whether the namespace of the records is known not to exist.
 func (a *access) namespaceIsMissing(ctx context.Context) bool {
 	return apierrors.IsNotFound(a.records.Get(ctx, client.ObjectKey{Name: a.namespace}, &corev1.Namespace{}))
+}
+
+func (a *access) noNamespace() error {
+	return &failure{codeNotFound, "--namespace is that of the records, with Cluster API that of the Cluster", fmt.Errorf("there is no namespace %q", a.namespace)}
 }
 
 func notFound(node string) error {
@@ -365,8 +381,13 @@ func (i *invocation) warnIncomplete(incomplete []string, omitted int) {
 		i.say("warning: cannot be read: %s", what)
 	}
 	if omitted > 0 {
-		i.say("warning: %d more claims of requests are not shown; name a node to see its own", omitted)
+		i.say("%s", omission(omitted))
 	}
+}
+
+// omission says that claims are not shown.
+func omission(omitted int) string {
+	return sprintf("warning: %s of requests not shown; name a node to see its own", text.Count(omitted, "more claim"))
 }
 
 // completeNode completes a node's name by the records.
