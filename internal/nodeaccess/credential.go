@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/net/http/httpproxy"
 	"k8s.io/client-go/rest"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
@@ -22,6 +23,32 @@ var proxySchemes = []string{"http", "https", "socks5"}
 func checkProxy(proxyURL string) error {
 	if proxy, err := url.Parse(proxyURL); err != nil || proxyURL != "" && (proxy.Host == "" || !slices.Contains(proxySchemes, proxy.Scheme)) {
 		return errors.New("proxy-url: needs a host, and one of the schemes " + strings.Join(proxySchemes, ", "))
+	}
+	return nil
+}
+
+// errProxyEnvironment quotes nothing of the value, which may have a password.
+var errProxyEnvironment = errors.New("HTTPS_PROXY in the environment is no URL of a proxy")
+
+// checkEnvironment refuses a proxy in the environment that cannot be used. Go takes a part of such a
+// value for a host, or connects without a proxy. A proxy-url in the kubeconfig goes before it.
+func (a Access) checkEnvironment() error {
+	server, err := url.Parse(a.Config.Host)
+	if err != nil || a.Config.Proxy != nil {
+		return nil //nolint:nilerr // ClusterConfig has checked the server
+	}
+	environment := httpproxy.FromEnvironment()
+	value := environment.HTTPSProxy
+	environment.HTTPSProxy = "http://proxy.invalid" // what NO_PROXY says of the server is left
+	if used, err := environment.ProxyFunc()(server); value == "" || used == nil || err != nil {
+		return nil //nolint:nilerr // no proxy is used for this server
+	}
+	if !strings.Contains(value, "://") {
+		value = "http://" + value
+	}
+	proxy, err := url.Parse(value)
+	if err != nil || proxy.Host == "" || proxy.Scheme != "socks5h" && !slices.Contains(proxySchemes, proxy.Scheme) {
+		return &Error{Misconfigured, "correct it where it is set, such as in the kubelet's unit, or set proxy-url in the kubeconfig", errProxyEnvironment}
 	}
 	return nil
 }

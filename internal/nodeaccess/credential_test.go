@@ -4,6 +4,8 @@ package nodeaccess
 
 import (
 	"bytes"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -47,6 +49,46 @@ func TestBootstrapCredentialIsChecked(t *testing.T) {
 			failure := wantError(t, err, Misconfigured)
 			if !strings.Contains(failure.Error(), path) || !strings.Contains(failure.Error(), c.says) || strings.Contains(failure.Error()+failure.Hint, "hunter2") {
 				t.Error(failure)
+			}
+		})
+	}
+}
+
+// A proxy in the environment that cannot be used is not taken for a failure of the network, nor is
+// its password shown. Go reads the environment once, so each case is a process of its own.
+func TestProxyInTheEnvironment(t *testing.T) {
+	const child = "TEST_PROXY_CHILD"
+	if os.Getenv(child) != "" {
+		cluster := onServer("https://10.0.0.1:6443", newCA(t)) + os.Getenv(child+"_FIELD")
+		path := writeFile(t, t.TempDir(), "b.conf", kubeconfig(cluster, "token: "+hunter))
+		_, err := Node{Dir: cache.At(t.TempDir()), Bootstrap: path}.BootstrapAccess()
+		if err != nil {
+			t.Fatalf("refused: %v", wantError(t, err, Misconfigured))
+		}
+		return
+	}
+	for name, c := range map[string]struct {
+		environment []string
+		field       string
+		refused     bool
+	}{
+		"none":                           {nil, "", false},
+		"a proxy":                        {[]string{"HTTPS_PROXY=http://proxy:3128"}, "", false},
+		"without a scheme":               {[]string{"HTTPS_PROXY=proxy:3128"}, "", false},
+		"no URL":                         {[]string{"HTTPS_PROXY=http://hunter2@[::1"}, "", true},
+		"no URL, in small letters":       {[]string{"https_proxy=http://hunter2@proxy:port"}, "", true},
+		"another scheme":                 {[]string{"HTTPS_PROXY=ftp://hunter2@proxy"}, "", true},
+		"not for this server":            {[]string{"HTTPS_PROXY=http://[::1", "NO_PROXY=10.0.0.0/8"}, "", false},
+		"the kubeconfig names one":       {[]string{"HTTPS_PROXY=http://[::1"}, "\nproxy-url: http://proxy:3128", false},
+		"for servers without encryption": {[]string{"HTTP_PROXY=http://[::1"}, "", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestProxyInTheEnvironment$")
+			cmd.Env = append(append(os.Environ(), child+"=1", child+"_FIELD="+c.field, "HTTPS_PROXY=", "https_proxy=", "HTTP_PROXY=", "http_proxy=", "NO_PROXY=", "no_proxy="), c.environment...)
+			out, err := cmd.CombinedOutput()
+			if (err != nil) != c.refused || c.refused != strings.Contains(string(out), "refused: HTTPS_PROXY in the environment") || strings.Contains(string(out), "hunter2") {
+				t.Errorf("%v: %s", err, out)
 			}
 		})
 	}

@@ -152,7 +152,7 @@ func (n Node) OwnAccess(pair *cache.Pair) (Access, error) {
 	config.UserAgent = n.UserAgent
 	config.CertData, config.KeyData = pair.Chain, pair.Key
 	a.Config = config
-	return a, nil
+	return a, a.checkEnvironment()
 }
 
 // BootstrapAccess returns the access with the credential of a bootstrap kubeconfig to the server of
@@ -185,7 +185,7 @@ func (a Access) check(hint string) error {
 	if err := cmp.Or(checkCluster(a.Cluster), checkCredential(a.Config)); err != nil {
 		return &Error{Misconfigured, hint, fmt.Errorf("%s: %w", a.Credential, err)}
 	}
-	return nil
+	return a.checkEnvironment()
 }
 
 // findBootstrap is BootstrapAccess without a look at the credential.
