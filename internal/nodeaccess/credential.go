@@ -30,8 +30,8 @@ func checkProxy(proxyURL string) error {
 // errProxyEnvironment quotes nothing of the value, which may have a password.
 var errProxyEnvironment = errors.New("HTTPS_PROXY in the environment is no URL of a proxy")
 
-// checkEnvironment refuses a proxy in the environment that cannot be used. Go takes a part of such a
-// value for a host, or connects without a proxy. A proxy-url in the kubeconfig goes before it.
+// checkEnvironment refuses a proxy in the environment that cannot be used. Go takes a part of such
+// a value for a host, or connects without a proxy. A proxy-url in the kubeconfig goes before it.
 func (a Access) checkEnvironment() error {
 	server, err := url.Parse(a.Config.Host)
 	if err != nil || a.Config.Proxy != nil {

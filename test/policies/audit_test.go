@@ -86,15 +86,24 @@ func TestAuditTouchesNothing(t *testing.T) {
 	t.Parallel()
 	l := newLive(t)
 	l.kubectl(t, "apply", "--server-side", "--validate=strict", "-k", auditManifests)
+	deployment, err := l.admin.AppsV1().Deployments(namespace).Get(t.Context(), account, metav1.GetOptions{})
+	harness.Must(t, err)
+	l.args = auditArgs(t, deployment)
+	// Objects that the configuration names, and that do not exist, are in a condition from the
+	// start on.
+	l.start(t, nil)
+	l.kubectl(t, "wait", "--for=jsonpath={.status.conditions[?(@.type==\"NodeAttestationSourcesUsable\")].reason}=SourceUnusable", "namespace/"+namespace, "--timeout=60s")
+	message := l.kubectl(t, "get", "namespace", namespace, "--output=jsonpath={.status.conditions[?(@.type==\"NodeAttestationSourcesUsable\")].message}")
+	for _, name := range []string{controllerprocess.Inventory, controllerprocess.CASecret} {
+		if !strings.Contains(message, name) {
+			t.Errorf("%s is missing, and the condition says %s", name, message)
+		}
+	}
 	harness.Must(t, controllerprocess.Provide(t.Context(), l.ControlPlane))
 	harness.Must(t, l.StartControllerManager(t.Context()))
 	m := l.newMachine(t, "audited")
 	l.inventoried(t, m)
 	unlisted, impostor := l.newMachine(t, "unlisted"), l.newMachine(t, m.Name)
-	deployment, err := l.admin.AppsV1().Deployments(namespace).Get(t.Context(), account, metav1.GetOptions{})
-	harness.Must(t, err)
-	l.args = auditArgs(t, deployment)
-
 	l.startReady(t, nil)
 	m.begin(t) // and gets no answer
 	hopelessly := []string{l.file(t, tpmSigner, hopeless), l.file(t, tpmSigner, hopelessProof)}
