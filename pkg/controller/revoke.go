@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/revocation"
 )
@@ -136,7 +137,7 @@ func (c *Controller) revocation() source.Source {
 // reportApplied reports in the logs and in Events that certificates were revoked, or that a machine
 // was suspended or resumed. The Events are on the record, its machine, and the Node.
 func (r *reporter) reportApplied(ctx context.Context, a revocation.Application) {
-	kind, reason, message := corev1.EventTypeWarning, v1alpha1.ReasonRevoked, fmt.Sprintf("from now on API servers refuse writes with %d certificates", len(a.Certificates))
+	kind, reason, message := corev1.EventTypeWarning, v1alpha1.ReasonRevoked, "from now on API servers refuse writes with "+text.Count(len(a.Certificates), "certificate")
 	switch a.Action {
 	case revocation.Suspended:
 		reason, message = v1alpha1.ReasonSuspended, "the machine gets no certificate, and API servers refuse its writes"

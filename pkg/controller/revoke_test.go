@@ -49,7 +49,7 @@ func TestAppliedIsReported(t *testing.T) {
 	}{
 		"revoked": {
 			revocation.Application{Action: revocation.Revoked, Object: "r-1", Reason: "key leaked", Certificates: certificates},
-			"Warning CertificateRevoked on %s: from now on API servers refuse writes with 1 certificates, by r-1: key leaked",
+			"Warning CertificateRevoked on %s: from now on API servers refuse writes with 1 certificate, by r-1: key leaked",
 			decisionlog.Revocation{Action: decisionlog.Revoked, Object: "r-1", Reason: "key leaked"},
 		},
 		"suspended": {

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"strings"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
@@ -64,7 +65,7 @@ func checkTPM(_ context.Context, e *examination) finding {
 	var failed *provider.Error
 	switch {
 	case err == nil:
-		return ok("%s firmware %s, %d endorsement keys", d.Manufacturer, d.Firmware, len(d.EKs))
+		return ok("%s firmware %s, %s", d.Manufacturer, d.Firmware, text.Count(len(d.EKs), "endorsement key"))
 	case errors.As(err, &none), errors.Is(err, errNoProvider):
 		return skipped("%v", err)
 	case errors.Is(err, context.DeadlineExceeded):

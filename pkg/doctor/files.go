@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/trustedfile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
@@ -155,7 +156,7 @@ func judgeEntries(dir string, entries []os.DirEntry) []finding {
 	}
 	if len(aside) > 0 {
 		slices.Sort(aside)
-		findings = append(findings, warning("see "+filepath.Join(dir, cache.LogFile)+" for why, then remove them", "%d files could not be used and were set aside, the last is %s", len(aside), aside[len(aside)-1]))
+		findings = append(findings, warning("see "+filepath.Join(dir, cache.LogFile)+" for why, then remove them", "%s set aside, since this program could not use them: the last is %s", text.Count(len(aside), "file"), aside[len(aside)-1]))
 	}
 	return findings
 }

@@ -128,7 +128,7 @@ func TestTPMDryRun(t *testing.T) {
 	if code != 0 {
 		t.Fatalf("exit code %d: %s%s", code, out, stderr)
 	}
-	for _, want := range []string{"hello of tpm/v1", "ecc-p256", fingerprint(t, n.tpm, "ecc-p256"), "1 certificates from the TPM", "AK name", "attestation-hello", "accepted"} {
+	for _, want := range []string{"hello of tpm/v1", "ecc-p256", fingerprint(t, n.tpm, "ecc-p256"), "1 certificate from the TPM", "AK name", "attestation-hello", "accepted"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("%q is not in\n%s", want, out)
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/outputformat"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/doctor"
 )
@@ -80,7 +81,7 @@ func (i *invocation) printDoctor(report doctor.Report, format string) error {
 	if failed := report.Failed(); len(failed) > 0 {
 		return &authenticator.Failure{
 			Reason: authenticator.NodeUnhealthy, Hint: "each check above names its remedy; kubelet-authenticator(8), docs/doctor.md, has all of them",
-			Err: fmt.Errorf("%d checks failed: %s", len(failed), strings.Join(failed, ", ")),
+			Err: fmt.Errorf("%s failed: %s", text.Count(len(failed), "check"), strings.Join(failed, ", ")),
 		}
 	}
 	return nil

@@ -53,7 +53,7 @@ func TestDoctorFails(t *testing.T) {
 	n := newNode(t)
 	enrolled(t, n.certs)
 	o, results := doctorOf(t, n)
-	if o.code != 31 || !strings.Contains(o.stderr, "checks failed: ") || !strings.Contains(o.stderr, "\nhint: ") || !strings.Contains(o.stderr, "kubelet-kubeconfig") {
+	if o.code != 31 || !strings.Contains(o.stderr, "failed: ") || !strings.Contains(o.stderr, "\nhint: ") || !strings.Contains(o.stderr, "kubelet-kubeconfig") {
 		t.Errorf("exit code %d: %s", o.code, o.stderr)
 	}
 	for name, want := range map[string]doctor.Status{"configuration": doctor.OK, "certificate": doctor.OK, "tpm": doctor.Skipped, "kubelet-kubeconfig": doctor.Failure, "bootstrap-kubeconfig": doctor.Warning} {

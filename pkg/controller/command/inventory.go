@@ -350,7 +350,7 @@ func (r *inventoryReport) err() error {
 	}
 	return &failure{
 		CodeConfiguration, "see docs/inventory.md for the format, and for what each of these does to a running controller",
-		fmt.Errorf("the inventory has %d problems and %d conflicts", problems, len(r.Conflicts)),
+		fmt.Errorf("the inventory has %s and %s", text.Count(problems, "problem"), text.Count(len(r.Conflicts), "conflict")),
 	}
 }
 
@@ -365,13 +365,13 @@ func (r *inventoryReport) print(out io.Writer) {
 			note = ", as a ConfigMap with: kubectl apply --server-side"
 		}
 		if len(p.Problems) > 0 {
-			_, _ = fmt.Fprintf(out, "%s: invalid, %d bytes%s\n", p.Name, p.Bytes, note)
+			_, _ = fmt.Fprintf(out, "%s: invalid, %s%s\n", p.Name, text.Count(p.Bytes, "byte"), note)
 		} else {
-			_, _ = fmt.Fprintf(out, "%s: %d machines, %d bytes%s\n", p.Name, p.Machines, p.Bytes, note)
+			_, _ = fmt.Fprintf(out, "%s: %s, %s%s\n", p.Name, text.Count(p.Machines, "machine"), text.Count(p.Bytes, "byte"), note)
 		}
 	}
 	r.printProblems(out)
-	_, _ = fmt.Fprintf(out, "total: %d machines, %d entries that repeat another, %d conflicts\n", r.Machines, r.Duplicates, len(r.Conflicts))
+	_, _ = fmt.Fprintf(out, "total: %s, %d repeated, %s\n", text.Count(r.Machines, "machine"), r.Duplicates, text.Count(len(r.Conflicts), "conflict"))
 }
 
 func (r *inventoryReport) printProblems(out io.Writer) {
@@ -431,7 +431,7 @@ func (d *inventoryDiff) print(out io.Writer) {
 			_, _ = fmt.Fprintf(out, "    %s: %s -> %s\n", field.Field, list(field.Old), list(field.New))
 		}
 	}
-	_, _ = fmt.Fprintf(out, "%d machines added, %d removed, %d changed, of which %d admit other hardware\n", len(d.Added), len(d.Removed), len(d.Changed), other)
+	_, _ = fmt.Fprintf(out, "%s added, %d removed, %d changed, %d of these with other hardware\n", text.Count(len(d.Added), "machine"), len(d.Removed), len(d.Changed), other)
 }
 
 func list(values []string) string {

@@ -86,17 +86,17 @@ func TestInventoryCheck(t *testing.T) {
 		code  int
 		says  []string
 	}{
-		"good":        {[]string{"a"}, 0, []string{"a: 2 machines, 301 bytes\n", "total: 2 machines, 0 entries that repeat another, 0 conflicts\n"}},
-		"two parts":   {[]string{"a", "same"}, 0, []string{"same: 2 machines", "total: 3 machines, 1 entries that repeat another, 0 conflicts\n"}},
+		"good":        {[]string{"a"}, 0, []string{"a: 2 machines, 301 bytes\n", "total: 2 machines, 0 repeated, 0 conflicts\n"}},
+		"two parts":   {[]string{"a", "same"}, 0, []string{"same: 2 machines", "total: 3 machines, 1 repeated, 0 conflicts\n"}},
 		"an EK twice": {[]string{"a", "twice"}, 10, []string{`conflict: the EK "` + fingerprintOf("1") + `" is claimed by machine "alfa" (a:4), machine "dora" (twice:4)`, "3 machines"}},
-		"differently": {[]string{"a", "differs"}, 10, []string{`conflict: machine "alfa" is listed differently: a:4, differs:4`, "1 conflicts"}},
+		"differently": {[]string{"a", "differs"}, 10, []string{`conflict: machine "alfa" is listed differently: a:4, differs:4`, "1 conflict"}},
 		"broken": {[]string{"broken", "same"}, 10, []string{
 			"broken: invalid", `broken:7: machine "alfa": a machine has no field "rack"`, `broken:8: machine "B": its nodeName "B" is not`, "broken:10: ", "total: 2 machines",
 		}},
-		"a ConfigMap":         {[]string{"map"}, 0, []string{"map (m inventory.yaml): 1 machines, "}},
+		"a ConfigMap":         {[]string{"map"}, 0, []string{"map (m inventory.yaml): 1 machine, "}},
 		"a broken ConfigMap":  {[]string{"badmap"}, 10, []string{"badmap (m inventory.yaml): invalid", `badmap:10: machine "emil": a machine has no field "rack"`}},
 		"two ConfigMaps":      {[]string{"twomaps"}, 0, []string{"twomaps (m inventory.yaml): 1", "twomaps (n inventory.yaml): 1", "total: 2 machines"}},
-		"a list in JSON":      {[]string{"list"}, 0, []string{"list (j k): 1 machines"}},
+		"a list in JSON":      {[]string{"list"}, 0, []string{"list (j k): 1 machine"}},
 		"a bad one in JSON":   {[]string{"badlist"}, 10, []string{`badlist (j k):1: machine "X": its nodeName`}},
 		"a large one":         {[]string{"large"}, 0, []string{"bytes, as a ConfigMap with: kubectl apply --server-side\n"}},
 		"one that is too big": {[]string{"huge"}, 0, []string{"bytes, too long for a ConfigMap\n"}},
@@ -157,7 +157,7 @@ func TestInventoryDiff(t *testing.T) {
 	run := inventoryFiles(t, map[string]string{"old": listOfMachines("alfa=1", "bert=2", "carl=3"), "new": more, "broken": "nonsense: 1\n"})
 	code, stdout, stderr := run("diff", "old", "new")
 	want := fmt.Sprintf("- \"carl\"\n+ \"dora\"\n~ \"alfa\"\n    providerID: none -> metal://1\n~ \"bert\"  ADMITS OTHER HARDWARE\n    eks: %s -> %s\n"+
-		"1 machines added, 1 removed, 2 changed, of which 1 admit other hardware\n", fingerprintOf("2"), fingerprintOf("5"))
+		"1 machine added, 1 removed, 2 changed, 1 of these with other hardware\n", fingerprintOf("2"), fingerprintOf("5"))
 	if code != 0 || stdout != want || stderr != "" {
 		t.Errorf("exit code %d, %s\n%s", code, stderr, stdout)
 	}
@@ -169,7 +169,7 @@ func TestInventoryDiff(t *testing.T) {
 	}}) {
 		t.Errorf("%v: %+v", err, got)
 	}
-	if code, stdout, _ := run("diff", "old", "old"); code != 0 || stdout != "0 machines added, 0 removed, 0 changed, of which 0 admit other hardware\n" {
+	if code, stdout, _ := run("diff", "old", "old"); code != 0 || stdout != "0 machines added, 0 removed, 0 changed, 0 of these with other hardware\n" {
 		t.Errorf("the same: exit code %d\n%s", code, stdout)
 	}
 	if code, stdout, stderr := run("diff", "old", "broken"); code != 10 || stdout != "" || !strings.Contains(stderr, "broken:1:") {

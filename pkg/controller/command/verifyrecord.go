@@ -9,6 +9,7 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/decisionlog"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
@@ -160,8 +161,8 @@ func (j *offlineJudge) showRecord(r requestFile, judge func() (verifier.Decision
 // showRevocation prints an operator's action. There is nothing to judge.
 func (j *offlineJudge) showRevocation(r requestFile) {
 	done := r.revocation
-	j.print("%s: node %.253q of machine %.253q: %s, %d certificates, at %s: %.256q", r.file, done.Node.Name, done.Machine.Name, done.Action,
-		len(done.Certificates), done.Time.UTC().Format(timeFormat), done.Reason)
+	j.print("%s: node %.253q of machine %.253q: %s, %s, at %s: %.256q", r.file, done.Node.Name, done.Machine.Name, done.Action,
+		text.Count(len(done.Certificates), "certificate"), done.Time.UTC().Format(timeFormat), done.Reason)
 }
 
 const timeFormat = "2006-01-02T15:04:05.000Z"

@@ -194,7 +194,7 @@ func TestVerifyRevocationRecord(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	printed := `node "worker-1" of machine "m-1": Suspended, 1 certificates, at `
+	printed := `node "worker-1" of machine "m-1": Suspended, 1 certificate, at `
 	for name, c := range map[string]struct {
 		text string
 		code int

@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/lastgood"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
@@ -212,7 +213,7 @@ func conflictsOf(merged *inventory.Inventory) error {
 	case len(conflicts) == 0:
 		return nil
 	case more > 0:
-		problems = append(problems, fmt.Sprintf("and %d more conflicts", more))
+		problems = append(problems, "and "+text.Count(more, "more conflict"))
 	}
 	return errors.New(strings.Join(problems, "; "))
 }

@@ -219,7 +219,7 @@ func explainHello(hello *attestation.Hello) []provider.Fact {
 		facts = append(facts, provider.Fact{
 			Name:  "EK certificate",
 			Value: strings.TrimSpace(fmt.Sprintf("%s %s serial %s by %s, to %s %s", c.Subject, c.SubjectAltName, c.Serial, c.Issuer, c.NotAfter, c.Problem)),
-		}, provider.Fact{Name: "EK issuers", Value: fmt.Sprintf("%d certificates from the TPM", len(hello.EKCertificates)-1)})
+		}, provider.Fact{Name: "EK issuers", Value: text.Count(len(hello.EKCertificates)-1, "certificate") + " from the TPM"})
 	}
 	name, err := hexName(hello.AKPublic)
 	if err != nil {
