@@ -74,7 +74,7 @@ components: ## make components.yaml and metadata.yaml for clusterctl, and worklo
 
 .PHONY: release
 release: ## make what a release of VERSION has, in DIST, signed with the cosign key COSIGN_KEY (and COSIGN_PASSWORD), and push the image to IMAGE_REPO if that is set
-	@scripts/release check "$$VERSION"
+	@scripts/release check "$$VERSION" "$$DIST"
 	@$(MAKE) --no-print-directory packages ARCHES='amd64 arm64' FORMATS='deb rpm tar sysext' \
 		COMMIT="$$(git rev-parse --short=12 HEAD)" SOURCE_DATE_EPOCH="$$(git log -1 --format=%ct)"
 	@$(MAKE) --no-print-directory image ARCHES='amd64 arm64' COMMIT="$$(git rev-parse --short=12 HEAD)" SOURCE_DATE_EPOCH="$$(git log -1 --format=%ct)"

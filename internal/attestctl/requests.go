@@ -192,7 +192,7 @@ func newRequest(object *certificatesv1.CertificateSigningRequest, claim verifier
 	case current == state.Pending:
 		// While the admission policies are not in force, the requester may have written the
 		// annotations.
-		if verdict, err := attestation.ParseStatement(object.Annotations[attestation.AnnotationVerdict]); err == nil && r.rehearsal {
+		if verdict, err := attestation.ParseStatement(object.Annotations[attestation.AnnotationVerdict]); err == nil && r.rehearsal && (!r.hello || verdict.Reason != attestation.ReasonRehearsalPassed) {
 			r.Reason, r.Message, r.judged = verdict.Reason, verdict.Text, true
 		} else if waiting, err := attestation.ParseStatement(object.Annotations[attestation.AnnotationWaiting]); err == nil {
 			r.Reason, r.Message = waiting.Reason, waiting.Text

@@ -251,11 +251,11 @@ func (s *Status) fill(records []v1alpha1.NodeAttestation, requests []Request, no
 		}
 		s.Nodes = append(s.Nodes, n)
 	}
-	var claims []*Request
+	var claims, rehearsals []*Request
 	for _, r := range newest(requests, func(r *Request) bool { return r.Waits() || r.Reason != "" && r.Reason != attestation.ReasonCompleted }) {
 		if r.rehearsal {
 			if !attested[r.NodeName] {
-				claims = append(claims, r)
+				rehearsals = append(rehearsals, r)
 			}
 			continue
 		}
@@ -271,7 +271,9 @@ func (s *Status) fill(records []v1alpha1.NodeAttestation, requests []Request, no
 		}
 	}
 	claims, s.Omitted = share(claims, maxClaims)
-	for _, r := range claims {
+	rehearsals, omitted := share(rehearsals, maxClaims) // apart: a fleet that rehearses hides no real request
+	s.Omitted += omitted
+	for _, r := range append(claims, rehearsals...) {
 		n := NodeStatus{Node: r.NodeName, Claimed: true, State: nodeClaimed, EK: r.fingerprint()}
 		if r.rehearsal {
 			n.State = nodeRehearsed

@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
+	"slices"
 	"strings"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -26,8 +27,9 @@ type Rehearsal struct {
 	// Request is the name of the proof, which has the verdict. Server and Credential say where and
 	// with which credential it was filed.
 	Request, Server, Credential string
-	// Says is the controller's text, with its warnings.
-	Says string
+	// Says is the controller's text, with its warnings. OtherSigner is the signer that this
+	// machine's settings name, if the text does not name it. Otherwise it is empty.
+	Says, OtherSigner string
 }
 
 // Rehearse attests like a worker, under signers that issue no certificate, and returns the
@@ -91,7 +93,11 @@ func (a *Authenticator) Rehearse(ctx context.Context, kubeconfig string, remark 
 				return nil, &Failure{RequestDenied, "kubectl attest explain " + decision.Reason + " says what to do; then rehearse again",
 					fmt.Errorf("this machine would get no certificate: %q", text.WithReason(decision.Reason, decision.Message))}
 			}
-			return &Rehearsal{status.nodeName, last.Name, to.Config.Host, to.Credential, decision.Message}, nil
+			passed := &Rehearsal{NodeName: status.nodeName, Request: last.Name, Server: to.Config.Host, Credential: to.Credential, Says: decision.Message}
+			if !slices.Contains(strings.FieldsFunc(decision.Message, func(r rune) bool { return r == ' ' || r == ',' }), a.signerName) {
+				passed.OtherSigner = a.signerName
+			}
+			return passed, nil
 		default:
 			return nil, &Failure{requestFailed, "find who denies or deletes CertificateSigningRequests",
 				fmt.Errorf("CertificateSigningRequest %s: ended without a verdict: %q", last.Name, text.WithReason(decision.Reason, decision.Message))}

@@ -39,18 +39,19 @@ func (n *testNode) rehearse(kubeconfig string) (*Rehearsal, []string, error) {
 // nothing in the certificate directory.
 func TestRehearse(t *testing.T) {
 	t.Parallel()
-	passed := verdict(attestation.ReasonRehearsalPassed, "it would get one")
+	passed := verdict(attestation.ReasonRehearsalPassed, "it would get one from example.com/signer, and so on")
 	for name, c := range map[string]struct {
 		hello, proof func(int, *csrObject)
 		proofs       int
 		want         Reason // "": it passes
 		says         string
 	}{
-		"passes":                   {challenge, passed, 1, "", "it would get one"},
+		"passes":                   {challenge, passed, 1, "", "it would get one from example.com/signer, and so on"},
 		"the hello fails":          {verdict("MachineDeleting", "gone"), nil, 0, RequestDenied, "MachineDeleting: gone"},
 		"the proof fails":          {challenge, verdict("ProviderIDMismatch", "another"), 1, RequestDenied, "ProviderIDMismatch: another"},
 		"no controller":            {func(int, *csrObject) {}, nil, 0, WaitingForSigner, "has not sent a challenge yet"},
 		"a controller, no verdict": {challenge, func(int, *csrObject) {}, 1, WaitingForSigner, "has not given its verdict yet"},
+		"a hello cannot pass":      {func(_ int, o *csrObject) { passed(0, o) }, nil, 0, WaitingForSigner, "has not sent a challenge yet"},
 		"denied by somebody":       {challenge, deny("Because"), 1, requestFailed, "ended without a verdict"},
 		"deleted by somebody":      {remove, nil, 0, requestFailed, "ended without a verdict"},
 		"a verdict of no form":     {func(_ int, o *csrObject) { annotate(o, attestation.AnnotationVerdict, "RehearsalPassed") }, nil, 0, WaitingForSigner, ""},
@@ -62,7 +63,7 @@ func TestRehearse(t *testing.T) {
 			n.api.hello, n.api.proof = c.hello, c.proof
 			got, _, err := n.rehearse(filepath.Join(t.TempDir(), "none"))
 			switch {
-			case c.want == "" && (err != nil || got.NodeName != "a" || got.Says != c.says || got.Credential == ""):
+			case c.want == "" && (err != nil || got.NodeName != "a" || got.Says != c.says || got.Credential == "" || got.OtherSigner != ""):
 				t.Errorf("%+v, %v", got, err)
 			case c.want != "" && (got != nil || AsFailure(err).Reason != c.want || AsFailure(err).Hint == "" || !strings.Contains(err.Error(), c.says)):
 				t.Errorf("%+v, %s: %v", got, AsFailure(err).Reason, err)

@@ -43,6 +43,8 @@ type summary struct {
 	AK string `json:"ak,omitempty"`
 	// Expires is the end of a hello's challenge, as a Unix time.
 	Expires int64 `json:"expires,omitempty"`
+	// Judged says that a rehearsal has a verdict, which may be its requester's own.
+	Judged bool `json:"judged,omitempty"`
 	// Dropped says that the cache did not keep the content.
 	Dropped bool `json:"dropped,omitempty"`
 }
@@ -140,6 +142,27 @@ const maxChallenge = time.Hour
 func (i *intake) isDropped(object *certificatesv1.CertificateSigningRequest) bool {
 	found, _ := i.summaryIn(object)
 	return found.Dropped
+}
+
+// isOver reports whether nothing is left to do for a pending rehearsal: its hello is answered, or
+// it has a verdict and is older than the deadline. A younger one is judged again after a restart,
+// since the verdict may be its requester's own.
+func (i *intake) isOver(object *certificatesv1.CertificateSigningRequest, now time.Time) bool {
+	if !attestation.IsRehearsal(object.Spec.SignerName) {
+		return false
+	}
+	judged := hasVerdict(object)
+	if found, ok := i.summaryIn(object); ok {
+		judged = found.Judged
+	}
+	_, challenged := i.challengeExpiry(object, now)
+	return challenged || judged && !now.Before(i.Rules.Deadline(object))
+}
+
+// hasVerdict reports whether a whole request is a rehearsal with a verdict.
+func hasVerdict(object *certificatesv1.CertificateSigningRequest) bool {
+	_, err := attestation.ParseStatement(object.Annotations[attestation.AnnotationVerdict])
+	return err == nil && attestation.IsRehearsal(object.Spec.SignerName)
 }
 
 // isOurs reports whether the rules decide on a request in the cache.

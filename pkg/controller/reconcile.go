@@ -67,8 +67,8 @@ func (c *Controller) proceed(ctx context.Context, object *certificatesv1.Certifi
 		}
 	case pending:
 		expires, challenged := c.intake.challengeExpiry(object, now)
-		if challenged && attestation.IsRehearsal(object.Spec.SignerName) {
-			return ctrl.Result{}, nil // it is never closed
+		if c.intake.isOver(object, now) {
+			return ctrl.Result{}, nil
 		}
 		if challenged && (mayGetProof(expires, now) || c.Audit) {
 			c.intake.limit(object)
@@ -199,7 +199,10 @@ func (c *Controller) carryOut(ctx context.Context, object *certificatesv1.Certif
 		// another signer issues it; JudgeUnsigned fails it at the deadline
 		result.RequeueAfter = max(c.Rules.Deadline(object).Sub(s.input.Now), time.Second)
 	case s.claim.Rehearsal:
-		result, err = c.actor.rehearse(ctx, object, s, decision)
+		if result, err = c.actor.rehearse(ctx, object, s, decision); isWriteRefused(err) {
+			c.reporter.reportWriteRefused(ctx, object, err)
+			return ctrl.Result{RequeueAfter: refusedVerdictDelay}, nil
+		}
 	case !c.Audit:
 		result, err = c.actor.act(ctx, object, s, decision)
 	}
@@ -233,6 +236,9 @@ type waitingEvidence struct {
 // not be judged.
 func (c *Controller) requeueWaiting(object *certificatesv1.CertificateSigningRequest, s *snapshot, cause verifier.Reason) ctrl.Result {
 	now, q := s.input.Now, s.question()
+	if s.claim.Rehearsal {
+		cause = "" // nobody waits for a certificate
+	}
 	after := c.retries.Remember(fairqueue.Waiting{
 		Name: object.Name, UID: object.UID, Claim: s.queueClaim(), Cause: string(cause),
 		Created: object.CreationTimestamp.Time, Deadline: c.Rules.Deadline(object),

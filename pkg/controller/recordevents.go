@@ -24,7 +24,7 @@ func (r *reporter) describe(object *certificatesv1.CertificateSigningRequest, s 
 	case d.Outcome == verifier.Challenge:
 		return "the hello is answered by a challenge"
 	case d.Outcome == verifier.Rehearsed:
-		return passedText(d)
+		return passedText(r.Rules, s, d)
 	case d.Outcome == verifier.Approve:
 		return fmt.Sprintf("the evidence of machine %s was accepted: signer %s may issue a certificate for node %s",
 			d.Grant.Record.Machine.Name, object.Spec.SignerName, d.Grant.NodeName)

@@ -5,7 +5,9 @@ package controller
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
+	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -26,7 +28,7 @@ func (a *actor) rehearse(ctx context.Context, object *certificatesv1.Certificate
 	case verifier.Challenge:
 		return a.challenge(ctx, object, s)
 	case verifier.Rehearsed:
-		verdict = attestation.Statement{Reason: attestation.ReasonRehearsalPassed, Text: passedText(d)}
+		verdict = attestation.Statement{Reason: attestation.ReasonRehearsalPassed, Text: passedText(a.Rules, s, d)}
 	case verifier.Deny:
 		reason := string(d.Refusals.Reason())
 		verdict = attestation.Statement{Reason: reason, Text: strings.TrimPrefix(d.Refusals.Error(), reason+": ")}
@@ -39,9 +41,18 @@ func (a *actor) rehearse(ctx context.Context, object *certificatesv1.Certificate
 	return ctrl.Result{}, err
 }
 
-// passedText explains the verdict on a rehearsal for which every rule holds.
-func passedText(d verifier.Decision) string {
-	text := fmt.Sprintf("this machine would get a certificate for the node %s", d.Grant.NodeName)
+// refusedVerdictDelay is the time until a verdict is written again that the API server has refused,
+// as while the controller may not patch requests.
+const refusedVerdictDelay = 10 * time.Minute
+
+// passedText explains the verdict on a rehearsal for which every rule holds. It names the signers,
+// since a rehearsal does not show which one the node will ask.
+func passedText(rules *verifier.Rules, s *snapshot, d verifier.Decision) string {
+	text := fmt.Sprintf("this machine would get a certificate for the node %s from the signer %s", d.Grant.NodeName, strings.Join(rules.SignersFor(s.claim.Provider), " or "))
+	recorded := slices.ContainsFunc(s.input.Records, func(r verifier.Record) bool { return r.NodeName == d.Grant.NodeName })
+	if d.Class == verifier.Renewal && !recorded {
+		text += ", with a bootstrap credential, since there is no record of it"
+	}
 	if len(d.Warnings) > 0 {
 		text += ", with warnings: " + d.Warnings.Error()
 	}

@@ -3,6 +3,7 @@
 package controller
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -10,6 +11,8 @@ import (
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
@@ -63,7 +66,8 @@ func TestRehearsal(t *testing.T) {
 	}{
 		"a node that has not attested": {
 			prepare: func(k *kit) { k.node("worker-1") }, // it is in the cluster, by kubeadm
-			node:    "worker-1", as: asNode("worker-1"), hello: ek, want: attestation.ReasonRehearsalPassed, says: "the node worker-1",
+			node:    "worker-1", as: asNode("worker-1"), hello: ek, want: attestation.ReasonRehearsalPassed,
+			says: "for the node worker-1 from the signer " + tpmSigner + " or " + kubeletSigner + ", with a bootstrap credential",
 		},
 		"a node that has attested": {
 			prepare: func(k *kit) { k.attested("worker-1", "ek-1"); k.node("worker-1") },
@@ -200,6 +204,80 @@ func TestRehearsalCannotBeUsed(t *testing.T) {
 			})
 		})
 	}
+}
+
+// After a restart a rehearsal with a verdict is judged again until the deadline, since the verdict
+// may be its requester's. A missing input then makes it wait again. Afterwards nothing changes it.
+func TestRehearsalIsJudgedAgain(t *testing.T) {
+	inBubble(t, func(k *kit) {
+		in := k.start(inSync)
+		if got := in.rehearse("worker-1", asToken("worker-1"), document{EK: "ek-1"}, document{}); got.Reason != attestation.ReasonRehearsalPassed {
+			k.Fatalf("%q", got)
+		}
+		k.ca.leave(errors.New("away"))
+		again := k.start(inSync)
+		again.once("proof")
+		if k.verdict("proof").Reason != "" || k.waitingFor("proof") != string(verifier.ReasonSignerUnavailable) {
+			k.Errorf("%v", k.get("proof").Annotations)
+		}
+		k.ca.leave(nil)
+		again.once("proof")
+		if got := k.verdict("proof"); got.Reason != attestation.ReasonRehearsalPassed {
+			k.Errorf("%q", got)
+		}
+		k.ca.leave(errors.New("away"))
+		time.Sleep(verifier.DefaultWaitDeadline)
+		late := k.start(inSync)
+		_ = late.counted()
+		for range 3 {
+			late.once("hello")
+			late.once("proof")
+		}
+		if got := k.verdict("proof"); got.Reason != attestation.ReasonRehearsalPassed || len(late.counted()) > 0 {
+			k.Errorf("%q", got)
+		}
+	})
+}
+
+// A rehearsal that has its answer is not kept whole: it stays for a day. While it waits, it counts
+// for no alert, and a verdict of its requester's own is removed.
+func TestRehearsalIsCheapToKeep(t *testing.T) {
+	inBubble(t, func(k *kit) {
+		in := k.start(inSync)
+		if got := in.rehearse("worker-1", asToken("worker-1"), document{EK: "ek-1"}, document{}); got.Reason != attestation.ReasonRehearsalPassed {
+			k.Fatalf("%q", got)
+		}
+		for _, name := range []string{"hello", "proof"} {
+			cached := &certificatesv1.CertificateSigningRequest{}
+			if err := in.cache.Get(k.ctx, client.ObjectKey{Name: name}, cached); err != nil || len(cached.Spec.Request) > 0 {
+				k.Errorf("%s: %d bytes are kept, %v", name, len(cached.Spec.Request), err)
+			}
+		}
+		k.request("late", attestation.RehearsalSignerName, "late", asNode("late"), document{Hello: "none"})
+		k.annotate("late", attestation.AnnotationVerdict, "RehearsalPassed: by the requester")
+		in.once("late")
+		if k.verdict("late").Reason != "" || k.waitingFor("late") == "" || len(in.retries.Causes()) > 0 {
+			k.Errorf("%v, %v", k.get("late").Annotations, in.retries.Causes())
+		}
+	})
+}
+
+// A verdict that the API server refuses, as where an older set of rights is applied, is tried again
+// after minutes.
+func TestRefusedVerdict(t *testing.T) {
+	inBubble(t, func(k *kit) {
+		in := k.start(inSync)
+		in.intercept = func(_ int, c call, run func() error) error {
+			if c.verb == "patch" {
+				return apierrors.NewForbidden(requestsGVR.GroupResource(), c.name, errors.New("no"))
+			}
+			return run()
+		}
+		k.request("hello", attestation.RehearsalHelloSignerName, "worker-1", asToken("worker-2"), document{EK: "ek-1"})
+		if result := in.once("hello"); result.RequeueAfter != refusedVerdictDelay || len(k.journal.eventsOf(string(ReasonWriteRefused))) != 1 {
+			k.Errorf("%+v, %v", result, k.journal.events)
+		}
+	})
 }
 
 // The hello of a rehearsal is never closed, so that its proof keeps the verdict.

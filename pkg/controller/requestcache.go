@@ -120,7 +120,10 @@ func (r *RequestCache) reduce(request *certificatesv1.CertificateSigningRequest)
 		return kept
 	}
 	found := summarize(r.rules, r.providers, kept, request.Annotations[attestation.AnnotationOrigin])
-	if r.reserve(kept) {
+	found.Judged = hasVerdict(request)
+	// A rehearsal stays for a day after its answer, and is not kept whole for that.
+	answered := found.Judged || attestation.IsRehearsal(request.Spec.SignerName) && found.Expires != 0
+	if !answered && r.reserve(kept) {
 		setSummary(kept, found)
 		return kept
 	}

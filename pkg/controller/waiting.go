@@ -29,9 +29,11 @@ func (c *Controller) publishWaiting(ctx context.Context, object *certificatesv1.
 	began := time.Now()
 	bounded, cancel := context.WithTimeout(ctx, annotateTimeout)
 	defer cancel()
-	_, err := c.actor.annotate(bounded, object, map[string]any{
-		attestation.AnnotationWaiting: attestation.Statement{Reason: string(reason), Text: text}.String(),
-	})
+	values := map[string]any{attestation.AnnotationWaiting: attestation.Statement{Reason: string(reason), Text: text}.String()}
+	if s.claim.Rehearsal {
+		values[attestation.AnnotationVerdict] = nil // there is none any more, or it was its requester's
+	}
+	_, err := c.actor.annotate(bounded, object, values)
 	c.queue.Charge(object.Spec.Username, time.Since(began))
 	switch {
 	case err == nil:

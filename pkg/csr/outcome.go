@@ -94,10 +94,12 @@ func ClassifyHello(object *certificatesv1.CertificateSigningRequest) Decision {
 
 // ClassifyRehearsal returns the decision on a hello or a proof of a rehearsal: a verdict ends both.
 func ClassifyRehearsal(object *certificatesv1.CertificateSigningRequest) Decision {
-	if verdict, err := attestation.ParseStatement(object.Annotations[attestation.AnnotationVerdict]); err == nil {
+	hello := attestation.IsHello(object.Spec.SignerName)
+	// A hello proves nothing, so a controller never passes it.
+	if verdict, err := attestation.ParseStatement(object.Annotations[attestation.AnnotationVerdict]); err == nil && (!hello || verdict.Reason != attestation.ReasonRehearsalPassed) {
 		return Decision{Outcome: Judged, Reason: verdict.Reason, Message: verdict.Text}
 	}
-	if attestation.IsHello(object.Spec.SignerName) {
+	if hello {
 		return ClassifyHello(object)
 	}
 	return Classify(object)

@@ -91,6 +91,16 @@ func (r *Rules) AttestingSigners() (names []string) {
 	return names
 }
 
+// SignersFor returns the signers of certificates that accept the evidence of a provider.
+func (r *Rules) SignersFor(provider string) (names []string) {
+	for _, name := range r.AttestingSigners() {
+		if !attestation.IsHello(name) && r.signers[name].accepts(provider) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
 // Deadline returns the time at which a request that still waits is denied.
 func (r *Rules) Deadline(request *certificatesv1.CertificateSigningRequest) time.Time {
 	return request.CreationTimestamp.Add(r.policy.WaitDeadline)

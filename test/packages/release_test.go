@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -125,7 +126,7 @@ func TestReleaseIsRefused(t *testing.T) {
 	}
 	commandIn(t, tree, "sh", "-ec", "git init -q; git add .; git -c user.name=test -c user.email=test@example.com commit -qm test; git tag v1.2.3; git config status.showUntrackedFiles no")
 	check := func(version, key string) string {
-		cmd := exec.CommandContext(t.Context(), filepath.Join(tree, "scripts/release"), "check", version)
+		cmd := exec.CommandContext(t.Context(), filepath.Join(tree, "scripts/release"), "check", version, filepath.Join(tree, "dist"))
 		cmd.Env = append(os.Environ(), "COSIGN_KEY="+key)
 		out, err := cmd.CombinedOutput()
 		if (err == nil) != (len(out) == 0) || err != nil && !strings.Contains(string(out), "\nhint: ") {
@@ -152,7 +153,11 @@ func TestReleaseIsRefused(t *testing.T) {
 	if out := check("v1.2.3", ""); !strings.Contains(out, "COSIGN_KEY is not set") {
 		t.Errorf("without a key: %s", out)
 	}
-	if err := os.WriteFile(filepath.Join(tree, "new"), nil, 0o600); err != nil {
+	commandIn(t, tree, "sh", "-ec", "echo dist >.git/info/exclude; mkdir dist; touch dist/old")
+	if out := check("v1.2.3", "key"); !strings.Contains(out, "dist is not empty") {
+		t.Errorf("with artifacts of another release: %s", out)
+	}
+	if err := errors.Join(os.Remove(filepath.Join(tree, "dist/old")), os.WriteFile(filepath.Join(tree, "new"), nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	if out := check("v1.2.3", "key"); !strings.Contains(out, "changes that are not committed") {

@@ -130,6 +130,19 @@ func TestNobodyApprovesAHello(t *testing.T) {
 	wantRefusedBy(t, approve(t, shared.controller, failed), approvalPolicy)
 }
 
+// Nor does anybody approve a rehearsal, or issue for it.
+func TestNobodyApprovesARehearsal(t *testing.T) {
+	for _, signer := range rehearsals {
+		name := filed(t, signer)
+		for _, client := range []kubernetes.Interface{shared.admin, as(t, controllerUser, "system:masters")} {
+			wantRefusedBy(t, approve(t, client, name), approvalPolicy)
+			wantRefusedBy(t, issue(t, client, name), certificatesPolicy)
+		}
+		wantNoRight(t, approve(t, shared.controller, name))
+		wantNoRight(t, decide(t.Context(), shared.controller, name, certificatesv1.CertificateDenied, nil))
+	}
+}
+
 func TestDenyingIsFree(t *testing.T) {
 	for _, signer := range append([]string{helloSigner}, guarded...) {
 		denied, failed := filed(t, signer), filed(t, signer)

@@ -19,7 +19,8 @@ import (
 // forMachines are the signers that machines may ask, in the manifests as they are, forServing those
 // of them that only nodes may ask.
 var (
-	forMachines = append([]string{helloSigner, attestation.RehearsalHelloSignerName, attestation.RehearsalSignerName, kubeletServing}, guarded...)
+	rehearsals  = []string{attestation.RehearsalHelloSignerName, attestation.RehearsalSignerName}
+	forMachines = slices.Concat([]string{helloSigner, kubeletServing}, rehearsals, guarded)
 	forServing  = []string{kubeletServing, servingSigner}
 )
 

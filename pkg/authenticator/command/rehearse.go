@@ -25,7 +25,7 @@ func (i *invocation) rehearseCommand() *cobra.Command {
 written, and the kubelet is not disturbed. The controller answers in audit mode, too, so this works before a cluster enforces attestation.
 
 It asks with the node's certificate, or else with the credential in the kubelet's kubeconfig, or else with the bootstrap credential.
-Without a node's certificate of ours it cannot try two rules: that the bootstrap token is this machine's, and that the old Node was deleted.
+It tries neither the bootstrap token nor that the old Node was deleted, and in audit mode no suspension.
 
 It exits with 0 if the machine would get a certificate, with 21 and the reason if it would be denied, and with 23 if there is no verdict yet.`,
 		Example: example(i.Name, `
@@ -58,6 +58,9 @@ It exits with 0 if the machine would get a certificate, with 21 and the reason i
 
 func (i *invocation) printRehearsal(r *authenticator.Rehearsal) error {
 	_, err := fmt.Fprintf(i.Stdout, "passed: %s\n", r.Says)
+	if r.OtherSigner != "" {
+		i.tell("warning: this machine's settings name the signer %s, and the controller does not: a real request may be denied (signerName)", r.OtherSigner)
+	}
 	i.tell("asked %s with %s; kubectl attest status shows the verdict for a day", r.Server, r.Credential)
 	return err
 }

@@ -392,7 +392,7 @@ func (j *offlineJudge) show(ctx context.Context, r requestFile) bool {
 
 // passes reports whether a decision lets a request pass.
 func passes(d verifier.Decision) bool {
-	return d.Outcome == verifier.Challenge || d.Outcome == verifier.Approve
+	return d.Outcome == verifier.Challenge || d.Outcome == verifier.Approve || d.Outcome == verifier.Rehearsed
 }
 
 // showJudged judges a request, and prints the result of each check.

@@ -3,6 +3,7 @@
 package config
 
 import (
+	"fmt"
 	"reflect"
 	"slices"
 	"time"
@@ -22,9 +23,12 @@ const maxConfigSize = 1 << 20
 type Reload struct {
 	*lastgood.File[Config]
 	settings *Settings
-	// first has the other fields as they were read first. It is nil until then.
-	first *Config
-	log   logr.Logger
+	// read are the names that were read last. They come into force if they are read twice: a file
+	// may be read while it is written.
+	read []string
+	// others has the other fields as they were read last. It is nil until then.
+	others *Config
+	log    logr.Logger
 }
 
 // Reload returns the Reload of these settings, which were read from path. Call its Refresh from one
@@ -32,7 +36,11 @@ type Reload struct {
 func (s *Settings) Reload(path string, log logr.Logger) *Reload {
 	return &Reload{settings: s, log: log, File: &lastgood.File[Config]{
 		Name: "configuration file", Path: path, MaxSize: maxConfigSize,
+		Rejudge: true, // a file that it names may be missing for a moment
 		Parse: func(data []byte) (Config, error) {
+			if len(data) > maxConfigSize {
+				return Config{}, fmt.Errorf("longer than %d bytes", maxConfigSize)
+			}
 			c, err := Parse(data)
 			if err == nil {
 				_, err = New(c)
@@ -49,14 +57,15 @@ func (r *Reload) Refresh(now time.Time) {
 		return // Problem has it
 	}
 	before, names := r.settings.rules.UnattestedNodes(), c.UnattestedNodes
-	if !slices.Equal(before, names) && r.settings.rules.SetUnattestedNodes(names) == nil {
+	twice := slices.Equal(names, r.read)
+	if r.read = names; twice && !slices.Equal(before, names) && r.settings.rules.SetUnattestedNodes(names) == nil {
 		r.log.Info("unattestedNodes has changed", "added", text.Names(without(names, before)), "removed", text.Names(without(before, names)))
 	}
 	c.UnattestedNodes = nil
-	if r.first != nil && !reflect.DeepEqual(c, *r.first) {
+	if r.others != nil && !reflect.DeepEqual(c, *r.others) {
 		r.log.Info("the configuration file has changed; all fields but unattestedNodes need a restart", "file", r.Path)
 	}
-	r.first = &c
+	r.others = &c
 }
 
 // without returns the names that are not in other.

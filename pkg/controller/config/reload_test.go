@@ -34,6 +34,7 @@ func TestReload(t *testing.T) {
 		t.Fatal(err)
 	}
 	var lines []string
+	inForce := []string{"a", "b"}
 	r := settings.Reload(file, funcr.New(func(_, args string) { lines = append(lines, args) }, funcr.Options{}))
 	for _, step := range []struct {
 		what, content string
@@ -53,6 +54,11 @@ func TestReload(t *testing.T) {
 		write(step.content)
 		lines = nil
 		r.Refresh(time.Now())
+		if got := settings.Rules().UnattestedNodes(); !slices.Equal(got, inForce) {
+			t.Errorf("%s: %v are in force at the first look", step.what, got)
+		}
+		r.Refresh(time.Now())
+		inForce = step.inForce
 		problem := ""
 		if r.Problem() != nil {
 			problem = r.Problem().Error()
@@ -63,6 +69,12 @@ func TestReload(t *testing.T) {
 		if len(lines) != len(step.says) || len(lines) == 1 && !strings.Contains(lines[0], step.says[0]) {
 			t.Errorf("%s: logged %q, want %q", step.what, lines, step.says)
 		}
+	}
+	write(minimal + "unattestedNodes: [d]\n" + strings.Repeat("#\n", maxConfigSize/2))
+	r.Refresh(time.Now())
+	r.Refresh(time.Now())
+	if r.Problem() == nil || len(settings.Rules().UnattestedNodes()) > 0 {
+		t.Errorf("too long: %v, %v", r.Problem(), settings.Rules().UnattestedNodes())
 	}
 	if err := os.Remove(file); err != nil {
 		t.Fatal(err)

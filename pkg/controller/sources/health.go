@@ -190,7 +190,7 @@ func (h *Health) check(ctx context.Context) telemetry.Verdict {
 		h.Configuration.Refresh(now)
 	}
 	trust, states := h.compare(ctx, now), h.states()
-	if unlisted != nil && !slices.ContainsFunc(states, func(s State) bool { return s.Problem != nil }) {
+	if unlisted != nil && !slices.ContainsFunc(states, func(s State) bool { return s.Problem != nil && s.Name != NameConfiguration }) {
 		states = append(states, State{Name: nameMachines, Problem: unlisted})
 	}
 	problems := map[string]string{}
