@@ -33,13 +33,7 @@ It exits with 0 if the machine would get a certificate, with 21 and the reason i
 {} rehearse --config=/usr/share/doc/kubelet-authenticator/examples/config.yaml`),
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if timeout <= 0 {
-				return usage(fmt.Errorf("--timeout %s: must be more than 0", timeout))
-			}
-			a, kubeconfig, taken, err := i.asKubelet()
-			if unknown := i.checkExecFlags(kubeconfig, taken); unknown != nil {
-				return unknown
-			}
+			a, kubeconfig, err := i.toWait(timeout)
 			if err != nil {
 				return err
 			}

@@ -26,13 +26,7 @@ command line wins.`,
 {} renew`),
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if timeout <= 0 {
-				return usage(fmt.Errorf("--timeout %s: must be more than 0", timeout))
-			}
-			a, kubeconfig, taken, err := i.asKubelet()
-			if unknown := i.checkExecFlags(kubeconfig, taken); unknown != nil {
-				return unknown
-			}
+			a, _, err := i.toWait(timeout)
 			if err != nil {
 				return err
 			}
@@ -46,6 +40,19 @@ command line wins.`,
 	}
 	c.Flags().DurationVar(&timeout, "timeout", authenticator.DefaultConfig().PrepareWait.Duration, "longest wait; after it the worker continues")
 	return c
+}
+
+// toWait returns the Authenticator that a run of the kubelet would have, and the kubelet's
+// kubeconfig, for a command that waits for an answer to a request.
+func (i *invocation) toWait(timeout time.Duration) (*authenticator.Authenticator, kubelet.Kubeconfig, error) {
+	if timeout <= 0 {
+		return nil, kubelet.Kubeconfig{}, usage(fmt.Errorf("--timeout %s: must be more than 0", timeout))
+	}
+	a, kubeconfig, taken, err := i.asKubelet()
+	if unknown := i.checkExecFlags(kubeconfig, taken); unknown != nil {
+		return nil, kubeconfig, unknown
+	}
+	return a, kubeconfig, err
 }
 
 // checkExecFlags returns a Failure if the kubelet runs this program with flags that cannot be

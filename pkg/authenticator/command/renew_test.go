@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// renew files a request, so it must not run with other settings than the kubelet's.
+// renew and rehearse file requests, so they must not run with other settings than the kubelet's.
 func TestRenewNeedsTheKubeletsFlags(t *testing.T) {
 	for name, c := range map[string]struct {
 		command string
@@ -42,8 +42,10 @@ users:
       provideClusterInfo: true
 `)
 			before := tree(t, n.root)
-			o := call(t, "", append(slices.Clone(n.flags[1:]), "--kubelet-kubeconfig="+kubeconfig, "renew")...)
-			o.failed(t, 10, "the flags that the kubelet uses are not known")
+			for _, command := range []string{"renew", "rehearse"} {
+				o := call(t, "", append(slices.Clone(n.flags[1:]), "--kubelet-kubeconfig="+kubeconfig, command)...)
+				o.failed(t, 10, "the flags that the kubelet uses are not known")
+			}
 			if after := tree(t, n.root); after != before {
 				t.Errorf("it changed\n%s\nto\n%s", before, after)
 			}
