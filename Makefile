@@ -14,7 +14,6 @@ FUZZTIME ?= 10s
 DIST ?= dist
 ARCHES ?= amd64 arm64
 FORMATS ?= deb rpm tar sysext
-SYSTEMS ?= linux darwin
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null)
 
 # One set of flags for all that is built without the race detector: a package that is compiled with
@@ -52,18 +51,16 @@ packages: ## make deb, rpm, tarball and sysext image of the plugin, with SBOMs a
 	@scripts/need mksquashfs
 	@PROGRAMS=kubelet-authenticator SYSTEMS=linux packaging/build "$$DIST"
 
-# The controller is for its offline commands, such as those on inventories. Run it after "image".
+# The controller is for its offline commands, such as those on inventories.
 .PHONY: operator-packages
-operator-packages: ## make deb, rpm and archives for Linux and macOS of kubectl-attest and node-attestation-controller, and krew's manifest, in DIST (also: VERSION, ARCHES, SYSTEMS)
-	@PROGRAMS='kubectl-attest node-attestation-controller' FORMATS='deb rpm tar' SYSTEMS='$(SYSTEMS)' packaging/build "$$DIST"
+operator-packages: ## make deb, rpm and archives for Linux and macOS of kubectl-attest and node-attestation-controller, and krew's manifest, in DIST (also: VERSION, ARCHES)
+	@PROGRAMS='kubectl-attest node-attestation-controller' FORMATS='deb rpm tar' SYSTEMS='linux darwin' packaging/build "$$DIST"
 
-# Run it after "packages" and "image": it adds to their SHA256SUMS.
 .PHONY: chart-package
 chart-package: ## make the Helm chart's archive in DIST (also: VERSION)
 	@packaging/helm/build "$$DIST"
 
-# The base is fetched by its digest: BASE_IMAGE, or the one of .ko.yaml. Run it after "packages": it
-# adds to SHA256SUMS.
+# The base is fetched by its digest: BASE_IMAGE, or the one of .ko.yaml. 
 .PHONY: image
 image: ## make the controller's image in DIST, with SBOMs, on BASE_IMAGE (NAME@sha256:...), and push it to IMAGE_REPO if that is set (also: VERSION, ARCHES)
 	@packaging/image/build "$$DIST"
@@ -78,7 +75,7 @@ release: ## make what a release of VERSION has, in DIST, signed with the cosign 
 	@$(MAKE) --no-print-directory packages ARCHES='amd64 arm64' FORMATS='deb rpm tar sysext' \
 		COMMIT="$$(git rev-parse --short=12 HEAD)" SOURCE_DATE_EPOCH="$$(git log -1 --format=%ct)"
 	@$(MAKE) --no-print-directory image ARCHES='amd64 arm64' COMMIT="$$(git rev-parse --short=12 HEAD)" SOURCE_DATE_EPOCH="$$(git log -1 --format=%ct)"
-	@$(MAKE) --no-print-directory operator-packages ARCHES='amd64 arm64' SYSTEMS='linux darwin' \
+	@$(MAKE) --no-print-directory operator-packages ARCHES='amd64 arm64' \
 		COMMIT="$$(git rev-parse --short=12 HEAD)" SOURCE_DATE_EPOCH="$$(git log -1 --format=%ct)"
 	@$(MAKE) --no-print-directory components
 	@$(MAKE) --no-print-directory chart-package SOURCE_DATE_EPOCH="$$(git log -1 --format=%ct)"

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command reference writes generated files into a folder. These are the reference pages of the CRDs
-// and of both configuration files. They are also two man pages, the schema of the Helm chart's
-// values, the chart's README, and the admission policies that the controller fills. `make generate`
-// runs it.
+// Command reference writes generated files into a folder: the reference pages of the CRDs and of
+// both configuration files, two man pages, the schema of the Helm chart's values, the chart's
+// README, and the admission policies that the controller fills. `make generate` runs it.
 //
 // Fields and descriptions are those of the Go types and their comments, defaults those of the
 // programs. The limits of records are the CRD's, which is made from the same types.

@@ -26,6 +26,8 @@ const manDate = "November 27, 2026"
 type manPage struct {
 	program *cobra.Command
 	section int
+	// runs says that the program does something without a command.
+	runs bool
 	// short says in half a line what the program is.
 	short string
 	// page has the exit codes. seeAlso are other man pages.
@@ -36,12 +38,12 @@ type manPage struct {
 func manPages() map[string]manPage {
 	return map[string]manPage{
 		"kubectl-attest.1": {
-			attestctl.Program{}.Command(), 1, "show, check and revoke the attestation of a cluster's nodes", "kubectl-attest.md",
-			[]string{"kubectl 1", "kubelet-authenticator 8", "node-attestation-controller 8"},
+			program: attestctl.Program{}.Command(), section: 1, short: "show, check and revoke the attestation of a cluster's nodes",
+			page: "kubectl-attest.md", seeAlso: []string{"kubectl 1", "kubelet-authenticator 8", "node-attestation-controller 8"},
 		},
 		"node-attestation-controller.8": {
-			controllercommand.Program{}.Command(), 8, "challenge, approve and sign the certificate requests of nodes", "controller-configuration.md",
-			[]string{"kubectl-attest 1", "kubelet-authenticator 8"},
+			program: controllercommand.Program{}.Command(), section: 8, runs: true, short: "challenge, approve and sign the certificate requests of nodes",
+			page: "controller-configuration.md", seeAlso: []string{"kubectl-attest 1", "kubelet-authenticator 8"},
 		},
 	}
 }
@@ -77,7 +79,7 @@ func (p manPage) render(repository string) (string, error) {
 	w.line(".Nd %s", p.short)
 	w.line(".Sh SYNOPSIS")
 	w.line(".Nm %s", root.DisplayName())
-	if root.Runnable() && root.Name() != attestctl.Name {
+	if p.runs {
 		w.line(".Op Ar option ...")
 		w.line(".Nm %s", root.DisplayName())
 	}
@@ -116,7 +118,7 @@ func (p manPage) render(repository string) (string, error) {
 	return w.String(), nil
 }
 
-// commandsOf returns the commands below c that are not hidden and can be run, depth first.
+// commandsOf returns the leaf commands below c that are not hidden, depth first.
 func commandsOf(c *cobra.Command) (all []*cobra.Command) {
 	for _, child := range c.Commands() {
 		switch {
@@ -144,9 +146,10 @@ func exitCodes(path string) (codes [][2]string, err error) {
 		return nil, err
 	}
 	_, section, ok := strings.Cut(string(page), "\n## Exit codes\n")
-	if section, _, _ = strings.Cut(section, "\n## "); !ok {
+	if !ok {
 		return nil, fmt.Errorf("%s has no section on exit codes", path)
 	}
+	section, _, _ = strings.Cut(section, "\n## ")
 	for _, found := range row.FindAllStringSubmatch(section, -1) {
 		meaning := link.ReplaceAllString(span.ReplaceAllString(found[2], "$1"), "$1")
 		codes = append(codes, [2]string{found[1], strings.ToUpper(meaning[:1]) + meaning[1:] + "."})

@@ -623,7 +623,7 @@ func (e *examination) checkRevocation(ctx context.Context) finding {
 	const remedy = "shorten lifetimes, so that certificates leave the lists earlier (docs/controller-configuration.md)"
 	switch {
 	case beyond > 0:
-		return failed(remedy, "the lists are full: revoked certificates that are not refused: %d", beyond)
+		return failed(remedy, "the lists are full, and do not refuse %d of the revoked certificates", beyond)
 	case total > 0 && used*100 >= total*listsWarning:
 		return warning(remedy, "%d of %d places on the lists are used", used, total)
 	}

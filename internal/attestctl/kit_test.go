@@ -78,7 +78,7 @@ func helloFor(signer, name, node, providerID string, ek byte, issuer string) *ce
 	if issuer != "" {
 		hello.EKCertificates = [][]byte{ekCertificate(ek, issuer)}
 	}
-	return request(name, attestation.HelloSigner(signer), node, providerID, must(hello.Marshal()))
+	return request(name, attestation.HelloSignerFor(signer), node, providerID, must(hello.Marshal()))
 }
 
 // ekCertificate is the same for the same arguments but for its signature.

@@ -192,7 +192,7 @@ func newRequest(object *certificatesv1.CertificateSigningRequest, claim verifier
 	case current == state.Pending:
 		// While the admission policies are not in force, the requester may have written the
 		// annotations.
-		if verdict, err := attestation.ParseStatement(object.Annotations[attestation.AnnotationVerdict]); err == nil && r.rehearsal && (!r.hello || verdict.Reason != attestation.ReasonRehearsalPassed) {
+		if verdict, ok := attestation.ParseVerdict(object.Spec.SignerName, object.Annotations[attestation.AnnotationVerdict]); ok {
 			r.Reason, r.Message, r.judged = verdict.Reason, verdict.Text, true
 		} else if waiting, err := attestation.ParseStatement(object.Annotations[attestation.AnnotationWaiting]); err == nil {
 			r.Reason, r.Message = waiting.Reason, waiting.Text
@@ -211,7 +211,7 @@ func newRequest(object *certificatesv1.CertificateSigningRequest, claim verifier
 	r.EK = claimedEK(object)
 	if value := object.Annotations[attestation.AnnotationChallenge]; value != "" && len(value) <= attestation.MaxChallenge {
 		challenge, err := attestation.ParseChallenge([]byte(value))
-		// the hello of a rehearsal stays open
+		// nobody closes a rehearsal's hello, so an expired challenge is no reason to wait
 		r.challenged = err == nil && (r.rehearsal || now.Before(time.Unix(challenge.Expires, 0)))
 	}
 	return r
@@ -269,8 +269,8 @@ func (r *Request) identity() identity {
 }
 
 // newest returns the newest request of each requester, node name and EK for which keep is true,
-// the oldest first. Rehearsals count apart. So a copy hides no request of another requester. A
-// requester with many names gets many entries: see maxClaims.
+// the oldest first. So a copy hides no request of another requester. A rehearsal hides no real
+// request. A requester with many names gets many entries: see maxClaims.
 func newest(all []Request, keep func(*Request) bool) []*Request {
 	last := map[identity]*Request{}
 	for i := range all {

@@ -420,7 +420,7 @@ func (p *revocationPlan) text() string {
 	if spec.IssuedBefore != nil {
 		before = stamp(spec.IssuedBefore.Time)
 	}
-	out.item("revokes %s, requested before %s; the last one ends at %s and stays on its list until then", text.Count(p.certificates, "certificate"), before, stamp(p.end))
+	out.item("certificates to revoke: %d, requested before %s; the last one ends at %s and stays on its list until then", p.certificates, before, stamp(p.end))
 	out.addLists(p.lists, p.more)
 	if p.atOnce() {
 		out.item("within 2 seconds the API servers refuse their writes; the nodes may still request new certificates with their TPMs")

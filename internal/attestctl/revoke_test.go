@@ -929,7 +929,7 @@ func TestCheckRevocation(t *testing.T) {
 		"no condition":     {append(append(revocable()[1:], all...), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: defaultNamespace}}), stateUnknown, "has no condition NodeAttestationRevocationInForce"},
 		"nearly full":      {append(append(revocable(), all...), crowd...), stateWarning, "8001 of 10000 places on the lists are used"},
 		"beyond": {append(append(revocable(), all...), listOf(11, v1alpha1.RevokedCertificate{SHA256: sumOf(1), NotAfter: before(-time.Hour), NodeName: "n"})), stateFailure,
-			"the lists are full: revoked certificates that are not refused: 1"},
+			"the lists are full, and do not refuse 1 of the revoked certificates"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := &examination{access: newAccess(t, c.objects...), now: now}

@@ -106,8 +106,8 @@ record says, or a request that the node filed with its own certificate. A line w
 token can file a request with any node name and endorsement key (EK).
 
 STATE is Attested (has a valid certificate), Expired, Revoked (the newest certificate), Suspended (the machine gets none), Admitted (has a record
-and no certificate yet), Rehearsed (has no record; REASON is the verdict on kubelet-authenticator rehearse, RehearsalPassed if it would get a
-certificate) or Claimed (has no record). A rehearsal vanishes after a day.`,
+and no certificate yet), Rehearsed or Claimed (have no record). For Rehearsed, REASON is the verdict on kubelet-authenticator rehearse:
+RehearsalPassed, or why it would be denied. Kubernetes deletes a rehearsal after a day.`,
 		Example: `  kubectl attest status
   kubectl attest status worker-7 -o yaml
   kubectl attest status --selector=pool=gpu --watch`,

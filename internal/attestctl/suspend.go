@@ -258,7 +258,7 @@ func (p *suspensionPlan) text() string {
 		out.item("record %s/%s, node %s", r.Namespace, r.Name, r.Spec.NodeName)
 	}
 	if len(p.certificates) > 0 {
-		out.item("refuses all writes with %s; the last one ends at %s and stays on its list until then", text.Count(len(p.certificates), "certificate"), stamp(p.end))
+		out.item("API servers refuse all writes with its certificates (%d); the last one ends at %s and stays on its list until then", len(p.certificates), stamp(p.end))
 		out.addLists(p.lists, p.more)
 	} else {
 		out.item("no certificate of it is known that has not ended")

@@ -21,7 +21,7 @@ type File[T any] struct {
 	MaxSize    int64
 	// MaxAge is how long ago the file may have been read. At 0 each call reads it.
 	MaxAge time.Duration
-	// Rejudge is that of Value.
+	// Rejudge: see Value.Rejudge.
 	Rejudge bool
 	// Parse returns the content's value, or why the content is invalid.
 	Parse func([]byte) (T, error)

@@ -18,7 +18,7 @@ import (
 
 // readKubeconfig reads a kubeconfig with a credential, and refuses one that this program must not
 // use. The error is fs.ErrNotExist if there is no file. Its text quotes nothing of the file. what
-// says for people which kubeconfig it is.
+// names the kubeconfig in messages.
 func readKubeconfig(what, path string) (Access, error) {
 	wrong := func(hint string, err error) (Access, error) {
 		return Access{}, &Error{Misconfigured, hint, fmt.Errorf("%s %s: %w", what, path, err)}

@@ -28,7 +28,7 @@ func checkProxy(proxyURL string) error {
 }
 
 // errProxyEnvironment quotes nothing of the value, which may have a password.
-var errProxyEnvironment = errors.New("HTTPS_PROXY in the environment is no URL of a proxy")
+var errProxyEnvironment = errors.New("HTTPS_PROXY in the environment is not the URL of a proxy")
 
 // checkEnvironment refuses a proxy in the environment that cannot be used. Go takes a part of such
 // a value for a host, or connects without a proxy. A proxy-url in the kubeconfig goes before it.
@@ -39,7 +39,7 @@ func (a Access) checkEnvironment() error {
 	}
 	environment := httpproxy.FromEnvironment()
 	value := environment.HTTPSProxy
-	environment.HTTPSProxy = "http://proxy.invalid" // what NO_PROXY says of the server is left
+	environment.HTTPSProxy = "http://proxy.invalid" // a valid proxy, so that ProxyFunc only applies NO_PROXY
 	if used, err := environment.ProxyFunc()(server); value == "" || used == nil || err != nil {
 		return nil //nolint:nilerr // no proxy is used for this server
 	}

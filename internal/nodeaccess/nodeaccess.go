@@ -180,7 +180,7 @@ func (n Node) KubeletAccess(path string) (Access, error) {
 	return a, a.check("check that the kubelet works with this file")
 }
 
-// check finds what would fail at the first request, and look like a failure of the network.
+// check checks cluster, credential and proxy. hint is for the first two.
 func (a Access) check(hint string) error {
 	if err := cmp.Or(checkCluster(a.Cluster), checkCredential(a.Config)); err != nil {
 		return &Error{Misconfigured, hint, fmt.Errorf("%s: %w", a.Credential, err)}

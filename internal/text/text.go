@@ -125,7 +125,7 @@ const maxListed = 253
 // MaxNames is the number of names that Names lists.
 const MaxNames = 20
 
-// Count is a number of things, in words: "1 machine", "2 machines". The plural of noun has an s.
+// Count returns n and the noun, with an s unless n is 1: "1 machine", "2 machines".
 func Count(n int, noun string) string {
 	if n != 1 {
 		noun += "s"

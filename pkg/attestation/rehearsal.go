@@ -13,20 +13,30 @@ const (
 // ReasonRehearsalPassed is the reason of the verdict that a real request would be approved.
 const ReasonRehearsalPassed = "RehearsalPassed"
 
-// IsHello reports whether a signer is that of hellos, or of a rehearsal's hellos.
-func IsHello(signer string) bool {
+// IsHelloSigner reports whether a signer is that of hellos, or of a rehearsal's hellos.
+func IsHelloSigner(signer string) bool {
 	return signer == HelloSignerName || signer == RehearsalHelloSignerName
 }
 
-// IsRehearsal reports whether a signer is one of a rehearsal's two.
-func IsRehearsal(signer string) bool {
+// IsRehearsalSigner reports whether a signer is one of a rehearsal's two.
+func IsRehearsalSigner(signer string) bool {
 	return signer == RehearsalHelloSignerName || signer == RehearsalSignerName
 }
 
-// HelloSigner returns the signer of the hello whose proof asks this signer.
-func HelloSigner(signer string) string {
+// HelloSignerFor returns the signer under which a hello is filed, before a proof under this signer.
+func HelloSignerFor(signer string) string {
 	if signer == RehearsalSignerName {
 		return RehearsalHelloSignerName
 	}
 	return HelloSignerName
+}
+
+// ParseVerdict returns the verdict in the annotation of a request for this signer. It ignores
+// ReasonRehearsalPassed on a hello, which proves nothing.
+func ParseVerdict(signer, annotation string) (Statement, bool) {
+	verdict, err := ParseStatement(annotation)
+	if err != nil || !IsRehearsalSigner(signer) || IsHelloSigner(signer) && verdict.Reason == ReasonRehearsalPassed {
+		return Statement{}, false
+	}
+	return verdict, true
 }

@@ -10,7 +10,7 @@ import (
 // The annotations that hold a Statement. Everybody who may list requests can read them.
 const (
 	// AnnotationWaiting says why a request waits. It is valid only while the request has no
-	// challenge, no certificate and no condition Denied or Failed.
+	// challenge, no verdict, no certificate and no condition Denied or Failed.
 	AnnotationWaiting = "attestation.cluster.x-k8s.io/waiting"
 	// AnnotationVerdict ends a rehearsal (RehearsalSignerName): ReasonRehearsalPassed, or the
 	// reason of the denial that a real request would get.
@@ -21,7 +21,7 @@ const (
 const MaxStatement = 512
 
 // Statement is what the controller says about a request: a reason, and one line about its cause and
-// its remedy. For a node it is a peer's text.
+// its remedy. A node must not trust it: it cannot know who wrote it.
 type Statement struct{ Reason, Text string }
 
 // String is the annotation.

@@ -220,7 +220,7 @@ func (e *enrolment) showOrigin(ctx context.Context, object *certificatesv1.Certi
 // signerOf returns the signer that the request filed last is for.
 func signerOf(pending *cache.Pending) string {
 	if pending.Last().Hello {
-		return attestation.HelloSigner(pending.SignerName)
+		return attestation.HelloSignerFor(pending.SignerName)
 	}
 	return pending.SignerName
 }

@@ -70,7 +70,7 @@ func Reasons() []ReasonInfo {
 		{bootstrapRefused, 18, "The API server does not know the credential (401): the bootstrap token has expired or was deleted.", soon},
 		{APIUnreachable, 19, "The API server does not answer.", soon},
 		{apiRefused, 20, "The API server refuses the request (403 or 422): RBAC or admission.", soon},
-		{RequestDenied, 21, "An approver denied the CertificateSigningRequest. The command rehearse: an approver would deny it.", later},
+		{RequestDenied, 21, "An approver denied the CertificateSigningRequest. With rehearse: a real request would be denied.", later},
 		{requestFailed, 22, "The signer marked the CertificateSigningRequest as failed, or each request was deleted before it was decided.", later},
 		{WaitingForSigner, 23, "The CertificateSigningRequest is pending: nobody has approved or signed it yet. The message says why the controller waits, and the hint says what to do.", none},
 		{certificateUnusable, 24, "The issued certificate cannot be used, or certificates were issued too often.", later},

@@ -4,13 +4,12 @@ package authenticator
 
 import (
 	"context"
-	"crypto/x509"
-	"encoding/pem"
 	"fmt"
 	"slices"
 	"strings"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	certutil "k8s.io/client-go/util/cert"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
@@ -24,19 +23,18 @@ import (
 type Rehearsal struct {
 	// NodeName is the node name that this machine would get.
 	NodeName string
-	// Request is the name of the proof, which has the verdict. Server and Credential say where and
-	// with which credential it was filed.
-	Request, Server, Credential string
-	// Says is the controller's text, with its warnings. OtherSigner is the signer that this
+	// Server and Credential say where and with which credential it was filed.
+	Server, Credential string
+	// Text is the controller's text, with its warnings. OtherSigner is the signer that this
 	// machine's settings name, if the text does not name it. Otherwise it is empty.
-	Says, OtherSigner string
+	Text, OtherSigner string
 }
 
 // Rehearse attests like a worker, under signers that issue no certificate, and returns the
 // controller's verdict. It writes no file but the provider's lock. It uses the certificate on disk,
-// or else the credential in the kubelet's kubeconfig. The Failure is RequestDenied if a real
-// request would be denied, and WaitingForSigner if ctx ends before the verdict. Until then Rehearse
-// calls remark with each reason for which the rehearsal waits.
+// or else the kubelet's kubeconfig, or else the bootstrap kubeconfig. The Failure is RequestDenied
+// if a real request would be denied, and WaitingForSigner if ctx ends before the verdict. Until
+// then Rehearse calls remark with each reason for which the rehearsal waits.
 func (a *Authenticator) Rehearse(ctx context.Context, kubeconfig string, remark func(error)) (*Rehearsal, error) {
 	status := a.loadStatus()
 	if failure := a.cannotRequest(status); failure != nil {
@@ -53,7 +51,7 @@ func (a *Authenticator) Rehearse(ctx context.Context, kubeconfig string, remark 
 	if err != nil {
 		return nil, &Failure{Configuration, "check the kubeconfig", err}
 	}
-	builder, remarkOnce := a.requestBuilder(), remarkOnce(remark)
+	builder, once := a.requestBuilder(), remarkOnce(remark)
 	builder.signerName = attestation.RehearsalSignerName
 	pending, key, err := builder.first(ctx, status.nodeName, to.Cluster, "", readState(a.dir).Remembered[a.provider.Name()])
 	if err != nil {
@@ -69,7 +67,7 @@ func (a *Authenticator) Rehearse(ctx context.Context, kubeconfig string, remark 
 		decision, err := client.Wait(ctx, request, func(object *certificatesv1.CertificateSigningRequest) csr.Decision {
 			if annotation := object.Annotations[attestation.AnnotationWaiting]; annotation != "" {
 				waits.Waiting = &cache.Waiting{Request: last.Name, Annotation: annotation}
-				remarkOnce(stillWaiting(pending, waits))
+				once(stillWaiting(pending, waits))
 			}
 			return csr.ClassifyRehearsal(object)
 		})
@@ -93,8 +91,8 @@ func (a *Authenticator) Rehearse(ctx context.Context, kubeconfig string, remark 
 				return nil, &Failure{RequestDenied, "kubectl attest explain " + decision.Reason + " says what to do; then rehearse again",
 					fmt.Errorf("this machine would get no certificate: %q", text.WithReason(decision.Reason, decision.Message))}
 			}
-			passed := &Rehearsal{NodeName: status.nodeName, Request: last.Name, Server: to.Config.Host, Credential: to.Credential, Says: decision.Message}
-			if !slices.Contains(strings.FieldsFunc(decision.Message, func(r rune) bool { return r == ' ' || r == ',' }), a.signerName) {
+			passed := &Rehearsal{NodeName: status.nodeName, Server: to.Config.Host, Credential: to.Credential, Text: decision.Message}
+			if !namesSigner(decision.Message, a.signerName) {
 				passed.OtherSigner = a.signerName
 			}
 			return passed, nil
@@ -103,6 +101,13 @@ func (a *Authenticator) Rehearse(ctx context.Context, kubeconfig string, remark 
 				fmt.Errorf("CertificateSigningRequest %s: ended without a verdict: %q", last.Name, text.WithReason(decision.Reason, decision.Message))}
 		}
 	}
+}
+
+// namesSigner reports whether the text of a verdict names a signer. The verdict has no field for
+// signers, only its text for people. passedText in pkg/controller writes that text.
+func namesSigner(verdict, signer string) bool {
+	words := strings.FieldsFunc(verdict, func(r rune) bool { return r == ' ' || r == ',' })
+	return slices.Contains(words, signer)
 }
 
 // rehearsalAccess returns the credential for a rehearsal: that of the next real request, if there
@@ -117,26 +122,19 @@ func (a *Authenticator) rehearsalAccess(status certificateStatus, kubeconfig str
 	if err != nil {
 		return to, err
 	}
-	if node := nodeIn(to.Config.CertData); node != "" && node != status.nodeName {
+	if node := nodeOfCertificate(to.Config.CertData); node != "" && node != status.nodeName {
 		return to, &Failure{Configuration, "set nodeName, as the kubelet has it with --hostname-override",
 			fmt.Errorf("this machine would ask for the node name %s, but %s is that of the node %s", status.nodeName, to.Credential, node)}
 	}
 	return to, nil
 }
 
-// nodeIn returns the node whose client certificate is first in data, "" if there is none.
-func nodeIn(data []byte) string {
-	block, _ := pem.Decode(data)
-	if block == nil {
-		return ""
-	}
-	leaf, err := x509.ParseCertificate(block.Bytes)
+// nodeOfCertificate returns the node whose client certificate is first in PEM data, "" if there is
+// none.
+func nodeOfCertificate(data []byte) string {
+	certificates, err := certutil.ParseCertsPEM(data)
 	if err != nil {
 		return ""
 	}
-	node, ok := strings.CutPrefix(leaf.Subject.CommonName, "system:node:")
-	if !ok {
-		return ""
-	}
-	return node
+	return cache.NodeName(certificates[0])
 }

@@ -63,14 +63,14 @@ func TestRehearse(t *testing.T) {
 			n.api.hello, n.api.proof = c.hello, c.proof
 			got, _, err := n.rehearse(filepath.Join(t.TempDir(), "none"))
 			switch {
-			case c.want == "" && (err != nil || got.NodeName != "a" || got.Says != c.says || got.Credential == "" || got.OtherSigner != ""):
+			case c.want == "" && (err != nil || got.NodeName != "a" || got.Text != c.says || got.Credential == "" || got.OtherSigner != ""):
 				t.Errorf("%+v, %v", got, err)
 			case c.want != "" && (got != nil || AsFailure(err).Reason != c.want || AsFailure(err).Hint == "" || !strings.Contains(err.Error(), c.says)):
 				t.Errorf("%+v, %s: %v", got, AsFailure(err).Reason, err)
 			}
 			n.wantFiled(1, c.proofs)
 			for _, o := range n.api.filed {
-				if !attestation.IsRehearsal(o.Spec.SignerName) {
+				if !attestation.IsRehearsalSigner(o.Spec.SignerName) {
 					t.Errorf("filed for %s", o.Spec.SignerName)
 				}
 			}

@@ -149,7 +149,7 @@ func (c *controller) watched(w http.ResponseWriter, request *http.Request) {
 }
 
 func classify(o *csrObject) csr.Decision {
-	if attestation.IsHello(o.Spec.SignerName) {
+	if attestation.IsHelloSigner(o.Spec.SignerName) {
 		return csr.ClassifyHello(o)
 	}
 	return csr.Classify(o)
@@ -183,7 +183,7 @@ func (c *controller) decideAll() {
 
 func (c *controller) split() (hellos, proofs []*csrObject) {
 	for _, o := range c.filed {
-		if attestation.IsHello(o.Spec.SignerName) {
+		if attestation.IsHelloSigner(o.Spec.SignerName) {
 			hellos = append(hellos, o)
 		} else {
 			proofs = append(proofs, o)

@@ -47,7 +47,7 @@ func stillWaiting(pending *cache.Pending, state *cache.State) *Failure {
 	switch {
 	case last.Hello:
 		answer = "sent a challenge"
-	case attestation.IsRehearsal(pending.SignerName):
+	case attestation.IsRehearsalSigner(pending.SignerName):
 		answer = "given its verdict"
 	}
 	failure := &Failure{WaitingForSigner, "see: kubectl describe csr " + last.Name,

@@ -77,10 +77,13 @@ func caSet(bundle []byte) map[string]bool {
 	return set
 }
 
-// NodeName returns the node that the certificate is for: what follows "system:node:" in the common
+// NodeName returns the node that the certificate is for.
+func (p *Pair) NodeName() string { return NodeName(p.Leaf) }
+
+// NodeName returns the node that a certificate is for: what follows "system:node:" in the common
 // name. It is empty if the certificate is not a node's.
-func (p *Pair) NodeName() string {
-	name, ok := strings.CutPrefix(p.Leaf.Subject.CommonName, nodePrefix)
+func NodeName(leaf *x509.Certificate) string {
+	name, ok := strings.CutPrefix(leaf.Subject.CommonName, nodePrefix)
 	if !ok {
 		return ""
 	}

@@ -95,7 +95,7 @@ func (a *actor) challenge(ctx context.Context, object *certificatesv1.Certificat
 		return ctrl.Result{}, err
 	}
 	a.lastWrites.set(challenged)
-	if !s.claim.Rehearsal {
+	if !s.claim.Rehearsal { // the policy watch tries to approve a real hello
 		a.Challenged(object.Name)
 	}
 	return ctrl.Result{RequeueAfter: expires.Sub(s.input.Now) + closeDelay}, nil

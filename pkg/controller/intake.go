@@ -77,7 +77,7 @@ func summarize(rules *verifier.Rules, providers map[string]Provider, object *cer
 		found.Expires = challenge.Expires
 	}
 	found.AK = originAK(providers, origin, object)
-	if attestation.IsHello(object.Spec.SignerName) && len(object.Spec.Request) > maxClaimSize {
+	if attestation.IsHelloSigner(object.Spec.SignerName) && len(object.Spec.Request) > maxClaimSize {
 		return found
 	}
 	parsed, _ := rules.ParseClaim(object)
@@ -112,7 +112,7 @@ func originAK(providers map[string]Provider, origin string, object *certificates
 // challengeIn returns the challenge of a whole hello, nil if there is none.
 func challengeIn(object *certificatesv1.CertificateSigningRequest) *attestation.Challenge {
 	value := object.Annotations[attestation.AnnotationChallenge]
-	if !attestation.IsHello(object.Spec.SignerName) || value == "" || len(value) > attestation.MaxChallenge {
+	if !attestation.IsHelloSigner(object.Spec.SignerName) || value == "" || len(value) > attestation.MaxChallenge {
 		return nil
 	}
 	challenge, err := attestation.ParseChallenge([]byte(value))
@@ -144,25 +144,18 @@ func (i *intake) isDropped(object *certificatesv1.CertificateSigningRequest) boo
 	return found.Dropped
 }
 
-// isOver reports whether nothing is left to do for a pending rehearsal: its hello is answered, or
-// it has a verdict and is older than the deadline. A younger one is judged again after a restart,
-// since the verdict may be its requester's own.
-func (i *intake) isOver(object *certificatesv1.CertificateSigningRequest, now time.Time) bool {
-	if !attestation.IsRehearsal(object.Spec.SignerName) {
+// rehearsalIsDone reports whether a pending rehearsal needs no more decisions. An answered hello is
+// never closed. A verdict is final only after the deadline: its requester may have written it, so a
+// restart judges again until then.
+func (i *intake) rehearsalIsDone(object *certificatesv1.CertificateSigningRequest, challenged bool, now time.Time) bool {
+	if !attestation.IsRehearsalSigner(object.Spec.SignerName) {
 		return false
 	}
-	judged := hasVerdict(object)
+	_, judged := attestation.ParseVerdict(object.Spec.SignerName, object.Annotations[attestation.AnnotationVerdict])
 	if found, ok := i.summaryIn(object); ok {
 		judged = found.Judged
 	}
-	_, challenged := i.challengeExpiry(object, now)
 	return challenged || judged && !now.Before(i.Rules.Deadline(object))
-}
-
-// hasVerdict reports whether a whole request is a rehearsal with a verdict.
-func hasVerdict(object *certificatesv1.CertificateSigningRequest) bool {
-	_, err := attestation.ParseStatement(object.Annotations[attestation.AnnotationVerdict])
-	return err == nil && attestation.IsRehearsal(object.Spec.SignerName)
 }
 
 // isOurs reports whether the rules decide on a request in the cache.
@@ -231,7 +224,7 @@ func (i *intake) limit(object *certificatesv1.CertificateSigningRequest) {
 func (i *intake) flowOf(object *certificatesv1.CertificateSigningRequest) fairqueue.Flow {
 	flow := fairqueue.Flow{Class: classOf(object.Spec.Username), Requester: object.Spec.Username}
 	if found, ok := i.summaryIn(object); ok {
-		flow.Claim = fairqueue.Claim{AK: found.AK, EK: found.EK, Node: found.Node, Proof: !attestation.IsHello(object.Spec.SignerName)}
+		flow.Claim = fairqueue.Claim{AK: found.AK, EK: found.EK, Node: found.Node, Proof: !attestation.IsHelloSigner(object.Spec.SignerName)}
 		if found.Hello != "" {
 			flow.Claim.EK = i.cachedEK(found.Hello)
 		}

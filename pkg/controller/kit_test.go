@@ -532,15 +532,15 @@ func (p *tpmStub) Judge(_ context.Context, q Question) verifier.Evidence {
 		err = verifier.Refusals{{Reason: verifier.ReasonMalformedRequest, Message: err.Error()}}
 	case d.err() != nil:
 		err = d.err()
-	case !attestation.IsHello(q.Request.Spec.SignerName) && q.Hello == nil:
+	case !attestation.IsHelloSigner(q.Request.Spec.SignerName) && q.Hello == nil:
 		err = errors.New("the hello is not known")
 	}
 	target := tpmSigner
-	if attestation.IsRehearsal(q.Request.Spec.SignerName) {
+	if attestation.IsRehearsalSigner(q.Request.Spec.SignerName) {
 		target = attestation.RehearsalSignerName
 	}
 	evidence := verifier.Evidence{Provider: p.Name(), EK: p.EK(q.Request, q.Hello), SignerName: target, Err: err}
-	if err != nil && !isVerdict(err) && attestation.IsHello(q.Request.Spec.SignerName) {
+	if err != nil && !isVerdict(err) && attestation.IsHelloSigner(q.Request.Spec.SignerName) {
 		evidence.EK = "" // as without challenge keys
 	}
 	if d.Boot > 0 {
@@ -553,7 +553,7 @@ func (p *tpmStub) Judge(_ context.Context, q Question) verifier.Evidence {
 }
 
 func (*tpmStub) EK(request, hello *certificatesv1.CertificateSigningRequest) string {
-	if !attestation.IsHello(request.Spec.SignerName) {
+	if !attestation.IsHelloSigner(request.Spec.SignerName) {
 		request = hello
 	}
 	if request == nil {

@@ -41,9 +41,16 @@ func (c *Controller) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	result, err := c.proceed(ctx, object)
 	if isWriteRefused(err) {
 		c.reporter.reportWriteRefused(ctx, object, err)
+		if attestation.IsRehearsalSigner(object.Spec.SignerName) {
+			return ctrl.Result{RequeueAfter: refusedVerdictDelay}, nil
+		}
 	}
 	return result, err
 }
+
+// refusedVerdictDelay is the time between two attempts to write on a rehearsal. A cluster whose
+// RBAC is older than this release refuses each one, and a rehearsal stays for a day.
+const refusedVerdictDelay = 10 * time.Minute
 
 // proceed takes the next step for a request of ours, by its state.
 func (c *Controller) proceed(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (ctrl.Result, error) {
@@ -67,7 +74,7 @@ func (c *Controller) proceed(ctx context.Context, object *certificatesv1.Certifi
 		}
 	case pending:
 		expires, challenged := c.intake.challengeExpiry(object, now)
-		if c.intake.isOver(object, now) {
+		if c.intake.rehearsalIsDone(object, challenged, now) {
 			return ctrl.Result{}, nil
 		}
 		if challenged && (mayGetProof(expires, now) || c.Audit) {
@@ -188,8 +195,7 @@ func (c *Controller) judge(object *certificatesv1.CertificateSigningRequest, s *
 	return refused
 }
 
-// carryOut carries a decision out, and reports it. In audit mode it only reports, but for
-// rehearsals.
+// carryOut carries a decision out, and reports it. In audit mode it writes on rehearsals only.
 func (c *Controller) carryOut(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, decision verifier.Decision, took time.Duration) (result ctrl.Result, err error) {
 	switch {
 	case decision.Outcome == verifier.Wait:
@@ -199,10 +205,7 @@ func (c *Controller) carryOut(ctx context.Context, object *certificatesv1.Certif
 		// another signer issues it; JudgeUnsigned fails it at the deadline
 		result.RequeueAfter = max(c.Rules.Deadline(object).Sub(s.input.Now), time.Second)
 	case s.claim.Rehearsal:
-		if result, err = c.actor.rehearse(ctx, object, s, decision); isWriteRefused(err) {
-			c.reporter.reportWriteRefused(ctx, object, err)
-			return ctrl.Result{RequeueAfter: refusedVerdictDelay}, nil
-		}
+		result, err = c.actor.rehearse(ctx, object, s, decision)
 	case !c.Audit:
 		result, err = c.actor.act(ctx, object, s, decision)
 	}
@@ -237,7 +240,7 @@ type waitingEvidence struct {
 func (c *Controller) requeueWaiting(object *certificatesv1.CertificateSigningRequest, s *snapshot, cause verifier.Reason) ctrl.Result {
 	now, q := s.input.Now, s.question()
 	if s.claim.Rehearsal {
-		cause = "" // nobody waits for a certificate
+		cause = "" // the gauge of waiting requests counts real ones only
 	}
 	after := c.retries.Remember(fairqueue.Waiting{
 		Name: object.Name, UID: object.UID, Claim: s.queueClaim(), Cause: string(cause),

@@ -63,10 +63,10 @@ func newRecorder(config *Config) *recorder {
 	}
 }
 
-// outcomeOf returns the outcome of a final decision, "" if another decision follows, and of a
+// outcomeOf returns the outcome of a final decision, "" if another decision follows, or if it is a
 // rehearsal.
 func (r *recorder) outcomeOf(object *certificatesv1.CertificateSigningRequest, d verifier.Decision) decisionlog.Outcome {
-	if attestation.IsRehearsal(object.Spec.SignerName) {
+	if attestation.IsRehearsalSigner(object.Spec.SignerName) {
 		return ""
 	}
 	switch d.Outcome {

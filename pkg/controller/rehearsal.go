@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -26,7 +25,8 @@ func (a *actor) rehearse(ctx context.Context, object *certificatesv1.Certificate
 	case verifier.Ignore: // somebody has approved it, which has no effect
 		return ctrl.Result{}, nil
 	case verifier.Challenge:
-		return a.challenge(ctx, object, s)
+		_, err := a.challenge(ctx, object, s)
+		return ctrl.Result{}, err // nobody closes this hello
 	case verifier.Rehearsed:
 		verdict = attestation.Statement{Reason: attestation.ReasonRehearsalPassed, Text: passedText(a.Rules, s, d)}
 	case verifier.Deny:
@@ -40,10 +40,6 @@ func (a *actor) rehearse(ctx context.Context, object *certificatesv1.Certificate
 	_, err := a.annotate(ctx, object, map[string]any{attestation.AnnotationVerdict: verdict.String(), attestation.AnnotationWaiting: nil})
 	return ctrl.Result{}, err
 }
-
-// refusedVerdictDelay is the time until a verdict is written again that the API server has refused,
-// as while the controller may not patch requests.
-const refusedVerdictDelay = 10 * time.Minute
 
 // passedText explains the verdict on a rehearsal for which every rule holds. It names the signers,
 // since a rehearsal does not show which one the node will ask.

@@ -120,9 +120,9 @@ func (r *RequestCache) reduce(request *certificatesv1.CertificateSigningRequest)
 		return kept
 	}
 	found := summarize(r.rules, r.providers, kept, request.Annotations[attestation.AnnotationOrigin])
-	found.Judged = hasVerdict(request)
-	// A rehearsal stays for a day after its answer, and is not kept whole for that.
-	answered := found.Judged || attestation.IsRehearsal(request.Spec.SignerName) && found.Expires != 0
+	_, found.Judged = attestation.ParseVerdict(request.Spec.SignerName, request.Annotations[attestation.AnnotationVerdict])
+	// An answered rehearsal exists for a day, so the cache drops its content.
+	answered := found.Judged || attestation.IsRehearsalSigner(request.Spec.SignerName) && found.Expires != 0
 	if !answered && r.reserve(kept) {
 		setSummary(kept, found)
 		return kept

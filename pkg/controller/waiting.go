@@ -31,7 +31,7 @@ func (c *Controller) publishWaiting(ctx context.Context, object *certificatesv1.
 	defer cancel()
 	values := map[string]any{attestation.AnnotationWaiting: attestation.Statement{Reason: string(reason), Text: text}.String()}
 	if s.claim.Rehearsal {
-		values[attestation.AnnotationVerdict] = nil // there is none any more, or it was its requester's
+		values[attestation.AnnotationVerdict] = nil // from before a restart, or from the requester
 	}
 	_, err := c.actor.annotate(bounded, object, values)
 	c.queue.Charge(object.Spec.Username, time.Since(began))

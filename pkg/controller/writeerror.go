@@ -43,8 +43,8 @@ func isWriteRefused(err error) bool {
 }
 
 // reportWriteRefused records an Event on a request whose decision the API server refused to store.
-// The write is retried after a back-off of at most a second. The Event is not repeated for 14
-// minutes.
+// The write is retried after a back-off of at most a second (on rehearsals: refusedVerdictDelay).
+// The Event is not repeated for 14 minutes.
 func (r *reporter) reportWriteRefused(ctx context.Context, object *certificatesv1.CertificateSigningRequest, err error) {
 	key, now := string(object.UID)+"/"+string(ReasonWriteRefused), r.Now()
 	if last, ok := r.last.Get(key); ok && now.Sub(last.(time.Time)) < telemetry.DedupInterval {

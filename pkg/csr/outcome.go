@@ -94,12 +94,10 @@ func ClassifyHello(object *certificatesv1.CertificateSigningRequest) Decision {
 
 // ClassifyRehearsal returns the decision on a hello or a proof of a rehearsal: a verdict ends both.
 func ClassifyRehearsal(object *certificatesv1.CertificateSigningRequest) Decision {
-	hello := attestation.IsHello(object.Spec.SignerName)
-	// A hello proves nothing, so a controller never passes it.
-	if verdict, err := attestation.ParseStatement(object.Annotations[attestation.AnnotationVerdict]); err == nil && (!hello || verdict.Reason != attestation.ReasonRehearsalPassed) {
+	if verdict, ok := attestation.ParseVerdict(object.Spec.SignerName, object.Annotations[attestation.AnnotationVerdict]); ok {
 		return Decision{Outcome: Judged, Reason: verdict.Reason, Message: verdict.Text}
 	}
-	if hello {
+	if attestation.IsHelloSigner(object.Spec.SignerName) {
 		return ClassifyHello(object)
 	}
 	return Classify(object)

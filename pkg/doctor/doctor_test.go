@@ -549,7 +549,7 @@ func TestTheAPIServer(t *testing.T) {
 		}, map[string]Status{"csr-watch": Failure}, nil},
 		"list forbidden":                    {func(m *machine) { m.bare(); m.replies["GET "+csrPath] = forbidden }, with(fresh, "signer", Skipped), nil},
 		"signer decides":                    {func(m *machine) { csrs(m, undecided, decided) }, with(fresh, "signer", OK), []string{"signer: node-csr-z (Approved) at 2026-01-02T03:04:05Z"}},
-		"signer sleeps":                     {func(m *machine) { csrs(m, undecided, undecided) }, fresh, []string{"signer: of 2 requests"}},
+		"signer sleeps":                     {func(m *machine) { csrs(m, undecided, undecided) }, fresh, []string{"signer: none of its requests (2)"}},
 		"signer never seen":                 {func(m *machine) { csrs(m) }, fresh, []string{"signer: no request for signer " + signerName}},
 		"a message with an escape sequence": {func(m *machine) { m.replies["POST "+csrPath] = reply{422, `{"message":"\u001b[31mred"}`} }, map[string]Status{"csr-create": Failure}, []string{"csr-create: [31mred"}},
 		"bindings gone":                     {func(m *machine) { m.replies["GET "+bindingsURL] = reply{200, list(m.t)} }, map[string]Status{"auto-approve-bindings": OK}, nil},

@@ -15,7 +15,6 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
@@ -73,7 +72,7 @@ func judgeSigner(name string, requests []certificatesv1.CertificateSigningReques
 	case which != "":
 		return ok("%s decided %s at %s", name, which, last.UTC().Format(time.RFC3339))
 	case len(requests) > 0:
-		return warning(remedy, "%s has decided nothing, of %s", name, text.Count(len(requests), "request"))
+		return warning(remedy, "%s has decided none of its requests (%d)", name, len(requests))
 	}
 	return warning(remedy, "this node sees no request for signer %s, so it cannot tell whether the signer works", name)
 }

@@ -104,7 +104,7 @@ func (e *evaluation) judgeTargetSigner() {
 		return
 	}
 	target, ours := e.rules.signers[e.in.Evidence.SignerName]
-	if !ours || attestation.IsHello(target.Name) || attestation.IsRehearsal(target.Name) != e.rehearsal || !target.accepts(e.content.Provider) {
+	if !ours || attestation.IsHelloSigner(target.Name) || attestation.IsRehearsalSigner(target.Name) != e.rehearsal || !target.accepts(e.content.Provider) {
 		e.deny(ReasonProviderMismatch, "hello: means to ask a signer that is not for this provider")
 	}
 }

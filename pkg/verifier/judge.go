@@ -83,7 +83,7 @@ func (r *Rules) Matches(request *certificatesv1.CertificateSigningRequest) bool 
 // leaves out those of rehearsals, which lead to no certificate.
 func (r *Rules) AttestingSigners() (names []string) {
 	for name := range r.signers {
-		if name != InsecureSignerName && !attestation.IsRehearsal(name) {
+		if name != InsecureSignerName && !attestation.IsRehearsalSigner(name) {
 			names = append(names, name)
 		}
 	}
@@ -94,7 +94,7 @@ func (r *Rules) AttestingSigners() (names []string) {
 // SignersFor returns the signers of certificates that accept the evidence of a provider.
 func (r *Rules) SignersFor(provider string) (names []string) {
 	for _, name := range r.AttestingSigners() {
-		if !attestation.IsHello(name) && r.signers[name].accepts(provider) {
+		if !attestation.IsHelloSigner(name) && r.signers[name].accepts(provider) {
 			names = append(names, name)
 		}
 	}
@@ -265,9 +265,9 @@ func (r *Rules) newEvaluation(in Input) *evaluation {
 	}
 	return &evaluation{
 		rules: r, in: in, orphans: orphans,
-		hello:     attestation.IsHello(signer.Name),
+		hello:     attestation.IsHelloSigner(signer.Name),
 		insecure:  signer.Name == InsecureSignerName,
-		rehearsal: attestation.IsRehearsal(signer.Name),
+		rehearsal: attestation.IsRehearsalSigner(signer.Name),
 	}
 }
 

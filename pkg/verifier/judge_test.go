@@ -1323,7 +1323,7 @@ func TestRehearsal(t *testing.T) {
 		t.Errorf("a real hello for a rehearsal: %+v", d)
 	}
 	for _, signer := range must(New(goodPolicy())).AttestingSigners() {
-		if attestation.IsRehearsal(signer) {
+		if attestation.IsRehearsalSigner(signer) {
 			t.Errorf("%s leads to certificates", signer)
 		}
 	}

@@ -24,8 +24,8 @@ func (e *evaluation) judgePair() {
 	}
 	proof, hello := e.in.Request.Spec, e.in.Hello.Spec
 	differ := func(what string) { e.deny(ReasonProofMismatch, "proof and hello differ in %s", what) }
-	if hello.SignerName != attestation.HelloSigner(proof.SignerName) {
-		e.deny(ReasonProofMismatch, "what the proof refers to is not a hello")
+	if hello.SignerName != attestation.HelloSignerFor(proof.SignerName) {
+		e.deny(ReasonProofMismatch, "what the proof refers to is not a hello, or only one of the two is a rehearsal")
 	}
 	if proof.Username != hello.Username {
 		differ("username")

@@ -265,7 +265,7 @@ func (r *Rules) checkSigners() error {
 
 // isBuiltin reports whether a signer must not be listed.
 func isBuiltin(signer string) bool {
-	return attestation.IsHello(signer) || attestation.IsRehearsal(signer) || signer == InsecureSignerName
+	return attestation.IsHelloSigner(signer) || attestation.IsRehearsalSigner(signer) || signer == InsecureSignerName
 }
 
 func (r *Rules) checkRequesters() error {

@@ -136,7 +136,7 @@ func TestAuditTouchesNothing(t *testing.T) {
 	l.stop(t)
 
 	for _, csr := range l.requests(t) {
-		if attestation.IsRehearsal(csr.Spec.SignerName) {
+		if attestation.IsRehearsalSigner(csr.Spec.SignerName) {
 			if len(csr.Annotations) == 0 || len(csr.Status.Conditions) > 0 || len(csr.Status.Certificate) > 0 {
 				t.Errorf("a rehearsal: %s: %v %+v", csr.Name, csr.Annotations, csr.Status)
 			}

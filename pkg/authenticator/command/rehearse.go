@@ -25,7 +25,8 @@ func (i *invocation) rehearseCommand() *cobra.Command {
 written, and the kubelet is not disturbed. The controller answers in audit mode, too, so this works before a cluster enforces attestation.
 
 It asks with the node's certificate, or else with the credential in the kubelet's kubeconfig, or else with the bootstrap credential.
-It tries neither the bootstrap token nor that the old Node was deleted, and in audit mode no suspension.
+With a certificate it does not test the bootstrap token that the first real request needs, nor whether the old Node is deleted. In audit
+mode it does not test suspensions.
 
 It exits with 0 if the machine would get a certificate, with 21 and the reason if it would be denied, and with 23 if there is no verdict yet.`,
 		Example: example(i.Name, `
@@ -33,7 +34,7 @@ It exits with 0 if the machine would get a certificate, with 21 and the reason i
 {} rehearse --config=/usr/share/doc/kubelet-authenticator/examples/config.yaml`),
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			a, kubeconfig, err := i.toWait(timeout)
+			a, kubeconfig, err := i.authenticatorToWait(timeout)
 			if err != nil {
 				return err
 			}
@@ -51,10 +52,10 @@ It exits with 0 if the machine would get a certificate, with 21 and the reason i
 }
 
 func (i *invocation) printRehearsal(r *authenticator.Rehearsal) error {
-	_, err := fmt.Fprintf(i.Stdout, "passed: %s\n", r.Says)
+	_, err := fmt.Fprintf(i.Stdout, "passed: %s\n", r.Text)
 	if r.OtherSigner != "" {
 		i.tell("warning: this machine's settings name the signer %s, and the controller does not: a real request may be denied (signerName)", r.OtherSigner)
 	}
-	i.tell("asked %s with %s; kubectl attest status shows the verdict for a day", r.Server, r.Credential)
+	i.tell("asked %s with %s; kubectl attest describe %s shows the verdict for a day", r.Server, r.Credential, r.NodeName)
 	return err
 }

@@ -26,7 +26,7 @@ command line wins.`,
 {} renew`),
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			a, _, err := i.toWait(timeout)
+			a, _, err := i.authenticatorToWait(timeout)
 			if err != nil {
 				return err
 			}
@@ -42,9 +42,9 @@ command line wins.`,
 	return c
 }
 
-// toWait returns the Authenticator that a run of the kubelet would have, and the kubelet's
-// kubeconfig, for a command that waits for an answer to a request.
-func (i *invocation) toWait(timeout time.Duration) (*authenticator.Authenticator, kubelet.Kubeconfig, error) {
+// authenticatorToWait returns the Authenticator that a run of the kubelet would have, and the
+// kubelet's kubeconfig, for a command that waits for an answer to a request.
+func (i *invocation) authenticatorToWait(timeout time.Duration) (*authenticator.Authenticator, kubelet.Kubeconfig, error) {
 	if timeout <= 0 {
 		return nil, kubelet.Kubeconfig{}, usage(fmt.Errorf("--timeout %s: must be more than 0", timeout))
 	}

@@ -211,7 +211,7 @@ func (i *invocation) newManager(ctx context.Context, api *rest.Config, settings 
 		return nil, err
 	}
 	health := settings.Health(keys, parts.Machines, parts.CA, gate.Metrics)
-	health.Configuration = settings.Reload(i.file, logger.WithName("configuration"))
+	health.Configuration = settings.NewReloader(i.file, logger.WithName("configuration"))
 	health.API, health.Events, health.Leads, health.Log = live, m.GetEventRecorder(controller.Name), m.Elected(), logger.WithName("sources")
 	if err := m.Add(sources.NewHealth(health)); err != nil {
 		return nil, err

@@ -78,7 +78,7 @@ type Config struct {
 	// WaitDeadline is the age at which a waiting request is denied, 1m to 23h.
 	WaitDeadline metav1.Duration `json:"waitDeadline"`
 	// UnattestedNodes are names of nodes without evidence. They need no record, and renew through
-	// kubernetes.io/kube-apiserver-client-kubelet.
+	// kubernetes.io/kube-apiserver-client-kubelet. A change needs no restart.
 	UnattestedNodes []string `json:"unattestedNodes,omitempty"`
 	// Revocation configures the revocation of certificates and the suspension of machines.
 	Revocation Revocation `json:"revocation,omitzero"`

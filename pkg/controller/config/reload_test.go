@@ -35,7 +35,7 @@ func TestReload(t *testing.T) {
 	}
 	var lines []string
 	inForce := []string{"a", "b"}
-	r := settings.Reload(file, funcr.New(func(_, args string) { lines = append(lines, args) }, funcr.Options{}))
+	r := settings.NewReloader(file, funcr.New(func(_, args string) { lines = append(lines, args) }, funcr.Options{}))
 	for _, step := range []struct {
 		what, content string
 		inForce       []string

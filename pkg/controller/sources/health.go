@@ -91,8 +91,8 @@ type sharedMachines interface {
 	Shared(ctx context.Context, now time.Time) ([]verifier.Machine, error)
 }
 
-// Refreshed is a source that nothing else reads.
-type Refreshed interface{ Refresh(now time.Time) }
+// Refresher is a source that only Health reads, so Health refreshes it.
+type Refresher interface{ Refresh(now time.Time) }
 
 // HealthConfig configures a Health.
 type HealthConfig struct {
@@ -102,7 +102,7 @@ type HealthConfig struct {
 	Machines MachineSource
 	Keys     *KeyStore
 	// Configuration is read again with each check, nil if it need not be.
-	Configuration Refreshed
+	Configuration Refresher
 	// API writes the condition on the status of Namespace.
 	API       client.Client
 	Namespace string
@@ -190,6 +190,7 @@ func (h *Health) check(ctx context.Context) telemetry.Verdict {
 		h.Configuration.Refresh(now)
 	}
 	trust, states := h.compare(ctx, now), h.states()
+	// the configuration has no machines, so it cannot be the cause
 	if unlisted != nil && !slices.ContainsFunc(states, func(s State) bool { return s.Problem != nil && s.Name != NameConfiguration }) {
 		states = append(states, State{Name: nameMachines, Problem: unlisted})
 	}

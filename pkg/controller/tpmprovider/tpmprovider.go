@@ -101,7 +101,7 @@ func (p Provider) Judge(_ context.Context, q controller.Question) verifier.Evide
 	if v == nil {
 		return verifier.Evidence{Provider: p.Name(), Err: errNoVerifier}
 	}
-	isHello := attestation.IsHello(q.Request.Spec.SignerName)
+	isHello := attestation.IsHelloSigner(q.Request.Spec.SignerName)
 	refersTo := q.Hello
 	if isHello {
 		refersTo = nil

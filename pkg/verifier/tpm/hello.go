@@ -249,7 +249,7 @@ func (v *Verifier) parseRequest(refusals *verifier.Refusals, request Request, ki
 // parseHello applies the rules of a hello that need neither time nor trust.
 func (v *Verifier) parseHello(refusals *verifier.Refusals, request Request) helloEvaluation {
 	h := helloEvaluation{request: request}
-	if !attestation.IsHello(request.SignerName) {
+	if !attestation.IsHelloSigner(request.SignerName) {
 		refusals.Add(reasonSigner, "hello: filed under signer %.128q", request.SignerName)
 	}
 	content, ok := v.parseRequest(refusals, request, attestation.KindHello)
@@ -267,10 +267,10 @@ func (v *Verifier) parseHello(refusals *verifier.Refusals, request Request) hell
 		refusals.Add(reasonVersionDowngrade, "hello: in version %.64s, though both sides know %.64s", document.Version, common)
 	}
 	switch {
-	case attestation.IsHello(document.SignerName):
+	case attestation.IsHelloSigner(document.SignerName):
 		refusals.Add(reasonSigner, "hello: means to ask the signer of hellos, which never issues")
-	case attestation.IsHello(request.SignerName) && request.SignerName != attestation.HelloSigner(document.SignerName):
-		refusals.Add(reasonSigner, "hello: only a rehearsal asks the signer of rehearsals, and it asks no other")
+	case attestation.IsHelloSigner(request.SignerName) && request.SignerName != attestation.HelloSignerFor(document.SignerName):
+		refusals.Add(reasonSigner, "hello: it is a rehearsal and names another signer, or it names the signer of rehearsals and is none")
 	}
 	h.ek = publicEK(refusals, document)
 	return h

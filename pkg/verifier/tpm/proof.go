@@ -144,7 +144,7 @@ func verifiedProof(h *helloEvaluation, p *proofEvaluation, eventLogPCRs []int, w
 
 func (v *Verifier) parseProof(refusals *verifier.Refusals, request Request) *proofEvaluation {
 	p := &proofEvaluation{request: request}
-	if attestation.IsHello(request.SignerName) {
+	if attestation.IsHelloSigner(request.SignerName) {
 		refusals.Add(reasonSigner, "proof: filed under the signer of hellos, which never issues")
 	}
 	content, ok := v.parseRequest(refusals, request, attestation.KindProof)
@@ -181,7 +181,7 @@ func matchHello(refusals *verifier.Refusals, p *proofEvaluation, h *helloEvaluat
 	if p.document.Version != h.document.Version {
 		fail("is in another version than the hello")
 	}
-	if p.request.SignerName != h.document.SignerName && !attestation.IsHello(p.request.SignerName) {
+	if p.request.SignerName != h.document.SignerName && !attestation.IsHelloSigner(p.request.SignerName) {
 		fail("is under another signer than the hello says")
 	}
 	if !bytes.Equal(p.content.PKCS10, h.content.PKCS10) {

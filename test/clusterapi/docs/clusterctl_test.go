@@ -442,10 +442,10 @@ func TestComponentsOfARelease(t *testing.T) {
 		}
 		made = append(made, read(t, sums))
 	}
-	if made[0] != made[1] || !strings.HasPrefix(made[0], others) || strings.Count(made[0], "\n") != 5 {
+	if made[0] != made[1] || !strings.Contains(made[0], others) || strings.Count(made[0], "\n") != 5 {
 		t.Errorf("sums:\n%s\nand then\n%s", made[0], made[1])
 	}
-	check := exec.CommandContext(t.Context(), "sh", "-ec", "tail -n +2 SHA256SUMS | sha256sum --check --strict --quiet")
+	check := exec.CommandContext(t.Context(), "sh", "-ec", "grep --invert-match 0000 SHA256SUMS | sha256sum --check --strict --quiet")
 	check.Dir = dist
 	if out, err := check.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
