@@ -214,7 +214,8 @@ func (h *Health) judge(problems map[string]string, trust error) telemetry.Verdic
 	}
 	for _, name := range slices.Sorted(maps.Keys(problems)) {
 		if problems[name] != "" {
-			messages = append(messages, name+": "+problems[name]+": "+cmp.Or(remedies[name], remedies[NameInventory]))
+			problem := strings.TrimPrefix(problems[name], name+": ") // some errors begin with the name
+			messages = append(messages, name+": "+problem+": "+cmp.Or(remedies[name], remedies[NameInventory]))
 		}
 	}
 	message := strings.Join(messages, "; ")

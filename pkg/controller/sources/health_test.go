@@ -145,9 +145,9 @@ func TestHealthReports(t *testing.T) {
 		if all := told.take(); len(all) != 1 || !strings.HasPrefix(all[0], "Normal SourcesUsable ") {
 			t.Errorf("%q", all)
 		}
-		machines.set(nil, good, State{Name: NameConflicts, Problem: errors.New("an EK twice")})
+		machines.set(nil, good, State{Name: NameConflicts, Problem: errors.New(NameConflicts + ": an EK twice")})
 		pass(healthInterval)
-		if c := condition(); c.Status != corev1.ConditionFalse || !strings.Contains(c.Message, "an EK twice: run node-attestation-controller inventory check") {
+		if c := condition(); c.Status != corev1.ConditionFalse || !strings.HasPrefix(c.Message, NameConflicts+": an EK twice: run node-attestation-controller inventory check") {
 			t.Errorf("%+v", c)
 		}
 		if logged := logger.GetSink().(ktesting.Underlier).GetBuffer().String(); !strings.Contains(logged, "entries of the inventory contradict each other") {
