@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 )
 
 const (
@@ -45,10 +46,10 @@ type recordGC struct {
 	log     logr.Logger
 	now     func() time.Time
 
-	// missingSince is when an instance was first missing, by the record's UID. lastReported is the
-	// Node that was last reported, by the Machine's UID.
+	// missingSince is when an instance was first missing, by the record's UID. nodeRefs are the
+	// nodeRefs that were reported.
 	missingSince map[types.UID]time.Time
-	lastReported map[types.UID]string
+	nodeRefs     telemetry.Once
 }
 
 // Start checks the records until ctx ends.
@@ -93,20 +94,18 @@ func (u *recordGC) run(ctx context.Context) error {
 
 // reportNodeRefs reports Machines whose nodeRef is not the one in their record, each once.
 func (u *recordGC) reportNodeRefs(machines []clusterv1.Machine, records map[types.UID]*v1alpha1.NodeAttestation) {
-	reported := map[types.UID]string{}
 	for i := range machines {
 		m := &machines[i]
 		record, ref := records[m.UID], m.Status.NodeRef.Name
 		if record == nil || ref == "" || ref == record.Spec.NodeName {
+			u.nodeRefs.Forget(string(m.UID))
 			continue
 		}
-		reported[m.UID] = ref
-		if u.lastReported[m.UID] != ref {
+		if u.nodeRefs.MarkReported(string(m.UID), ref, u.now(), 0) {
 			u.events.Eventf(m.DeepCopy(), nil, corev1.EventTypeWarning, reasonNodeRef, "Compare",
 				"status.nodeRef is %.253q, and the machine that attested is the node %s: a Node may have claimed a provider ID that is not its own", ref, record.Spec.NodeName)
 		}
 	}
-	u.lastReported = reported
 }
 
 // deleteOrphans deletes the records of instances that have been missing for long, from pools that

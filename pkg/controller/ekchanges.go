@@ -75,19 +75,14 @@ type ekChanges struct {
 	// acknowledged has, by the records' source, the changes that an operator acknowledged and that
 	// are not all written yet.
 	acknowledged map[verifier.EKSource]acknowledgedChanges
-	// reported has, by the records' source, the held changes that were last reported.
-	reported map[verifier.EKSource]reportedChanges
+	// reported has, by the records' source, the name of the held changes.
+	reported telemetry.Once
 }
 
 // acknowledgedChanges is one acknowledgement: its name, and the changes that it is for.
 type acknowledgedChanges struct {
 	name string
 	keys map[string]bool
-}
-
-type reportedChanges struct {
-	name string
-	at   time.Time
 }
 
 // ekChange is a machine whose record has an EK that no source names.
@@ -114,7 +109,7 @@ func (c ekChange) isNew() bool {
 func (c *Controller) ekChanges(log logr.Logger) *ekChanges {
 	return &ekChanges{
 		Config: c.Config, records: c.records, actor: c.actor, live: c.live, reporter: c.reporter, log: log,
-		acknowledged: map[verifier.EKSource]acknowledgedChanges{}, reported: map[verifier.EKSource]reportedChanges{},
+		acknowledged: map[verifier.EKSource]acknowledgedChanges{},
 	}
 }
 
@@ -229,7 +224,7 @@ func (e *ekChanges) settle(ctx context.Context, source verifier.EKSource, vouche
 	if free := max(freeEKChanges, vouched*freeEKPercent/100); counted <= free {
 		accept, held = append(accept, held...), nil
 		if !e.Audit {
-			delete(e.reported, source)
+			e.reported.Forget(string(source))
 		}
 	} else {
 		e.hold(ctx, source, name, held, fmt.Sprintf("the EKs of %d of the %d machines with the source %s changed; at most %d are accepted without an acknowledgement",
@@ -237,7 +232,7 @@ func (e *ekChanges) settle(ctx context.Context, source verifier.EKSource, vouche
 	}
 	e.Metrics.EKChanges(source, len(changes)-len(held), len(held))
 	if e.Audit { // no record is written
-		if len(accept) > 0 && e.isNews(source, name, now) {
+		if len(accept) > 0 && e.reported.MarkReported(string(source), name, now, ekChangesRemind) {
 			e.log.Info("a source names other EKs for machines: enforcement would refuse those in their records", "source", source, "change", name, "machines", len(accept))
 		}
 		return nil
@@ -284,7 +279,7 @@ func (e *ekChanges) accept(ctx context.Context, change ekChange, acknowledged bo
 
 // hold reports changes that are not accepted.
 func (e *ekChanges) hold(ctx context.Context, source verifier.EKSource, name string, held []ekChange, why string, now time.Time) {
-	if len(held) == 0 || !e.isNews(source, name, now) {
+	if len(held) == 0 || !e.reported.MarkReported(string(source), name, now, ekChangesRemind) {
 		return
 	}
 	slices.SortFunc(held, func(a, b ekChange) int { return strings.Compare(a.record.NodeName, b.record.NodeName) })
@@ -299,16 +294,6 @@ func (e *ekChanges) hold(ctx context.Context, source verifier.EKSource, name str
 		e.reporter.eventOnNamedNode(ctx, change.record.NodeName, corev1.EventTypeWarning, ReasonEKChangeHeld, fmt.Sprintf(
 			"%s names other endorsement keys for the machine. Its record decides, since %s; %s", change.by, why, cure))
 	}
-}
-
-// isNews reports whether to report these changes of a source: they differ from the last reported
-// ones, or those were reported ekChangesRemind ago. It remembers them as reported.
-func (e *ekChanges) isNews(source verifier.EKSource, name string, now time.Time) bool {
-	if last := e.reported[source]; last.name == name && now.Sub(last.at).Abs() < ekChangesRemind {
-		return false
-	}
-	e.reported[source] = reportedChanges{name, now}
-	return true
 }
 
 // nameOfChanges returns what an operator acknowledges: the records' source, and a digest of which

@@ -233,11 +233,9 @@ func forgotten(request *certificatesv1.CertificateSigningRequest, found []v1alph
 
 // countIssued counts a request, and reports false if it has counted it before.
 func (w *issuedWatch) countIssued(request *certificatesv1.CertificateSigningRequest, name string) bool {
-	key := "issued/" + string(request.UID)
-	if _, counted := w.reporter.last.Get(key); counted {
+	if !w.reporter.reported.MarkReported("issued/"+string(request.UID), "", w.Now(), 0) {
 		return false
 	}
-	w.reporter.last.Add(key, w.Now())
 	w.Metrics.IssuedWithoutAttestation(request.Spec.SignerName, w.Rules.Matches(request), name)
 	return true
 }

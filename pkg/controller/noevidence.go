@@ -45,7 +45,7 @@ func (w *noEvidenceWatch) source(log logr.Logger) source.Source {
 
 func (w *noEvidenceWatch) run(ctx context.Context, log logr.Logger) {
 	defer w.count.Store(0)
-	var logged time.Time
+	var logged telemetry.Once
 	for {
 		select {
 		case <-ctx.Done():
@@ -57,8 +57,7 @@ func (w *noEvidenceWatch) run(ctx context.Context, log logr.Logger) {
 			continue // the cache is not filled yet
 		}
 		w.count.Store(int64(len(found)))
-		if now := w.Now(); len(found) > 0 && now.Sub(logged) >= noEvidenceRemind {
-			logged = now
+		if len(found) > 0 && logged.MarkReported("", "", w.Now(), noEvidenceRemind) {
 			log.Info("pending requests of kubelets have no evidence; kubectl attest pending shows their nodes",
 				"requests", len(found), "names", text.Names(found))
 		}

@@ -34,6 +34,9 @@ var (
 	deniedArchiveRate = fairqueue.Rate{Every: time.Minute, Burst: 50}
 )
 
+// maxUnrecorded bounds the number of requesters whose denials without a record are counted.
+const maxUnrecorded = 20_000
+
 // Bounds of a record's fields about the requester and the refusals.
 const (
 	maxGroups, maxFindings = 16, 32
@@ -48,7 +51,7 @@ type recorder struct {
 	deniedArchive *fairqueue.Limiters
 	// recorded has the IDs of the last records, so that none is made twice. Audit mode decides on a
 	// request repeatedly, and finish sees requests that this replica has just issued.
-	recorded *lru.Cache
+	recorded telemetry.Once
 
 	mu sync.Mutex
 	// unrecorded counts, by requester, the denials without a record since its last record.
@@ -59,7 +62,7 @@ func newRecorder(config *Config) *recorder {
 	return &recorder{
 		Config:        config,
 		deniedRecords: fairqueue.NewLimiters(deniedRecordRate), deniedArchive: fairqueue.NewLimiters(deniedArchiveRate),
-		recorded: lru.New(maxReported), unrecorded: lru.New(maxReported),
+		unrecorded: lru.New(maxUnrecorded),
 	}
 }
 
@@ -195,11 +198,10 @@ func (r *recorder) recordApplied(a revocation.Application) *decisionlog.Revocati
 // keep adds the certificate, if there is one, and logs a record, each ID once. If Config.Decisions
 // has no log, it returns the record.
 func (r *recorder) keep(object, hello *certificatesv1.CertificateSigningRequest, chain []byte, record *decisionlog.Record) *decisionlog.Record {
-	if _, known := r.recorded.Get(record.ID); known {
+	denied, requester, now := record.Outcome == decisionlog.Denied, object.Spec.Username, r.Now()
+	if !r.recorded.MarkReported(record.ID, "", now, 0) {
 		return nil
 	}
-	r.recorded.Add(record.ID, nil)
-	denied, requester, now := record.Outcome == decisionlog.Denied, object.Spec.Username, r.Now()
 	if denied && !r.deniedRecords.Take(requester, now) {
 		r.countUnrecorded(requester)
 		return nil

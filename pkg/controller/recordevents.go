@@ -66,11 +66,9 @@ func (r *reporter) warnOwner(object *certificatesv1.CertificateSigningRequest, s
 		if object.Spec.Username != "system:node:"+record.Spec.NodeName {
 			continue
 		}
-		key, now := "record/"+string(record.UID)+"/"+reason, r.Now()
-		if last, ok := r.last.Get(key); ok && now.Sub(last.(time.Time)) < time.Minute {
+		if !r.reported.MarkReported("record/"+string(record.UID)+"/"+reason, "", r.Now(), time.Minute) {
 			continue
 		}
-		r.last.Add(key, now)
 		r.eventOnRecord(record, corev1.EventTypeWarning, reason, text.Quote(object.Name, maxName)+": "+message)
 	}
 }

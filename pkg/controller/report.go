@@ -11,7 +11,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/utils/lru"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
@@ -33,20 +32,18 @@ type reporter struct {
 	recorder     *recorder
 	// eventLimits bounds the Events about denied and waiting requests of each requester.
 	eventLimits *fairqueue.Limiters
-	// last has the time of the last report about a Node or a request.
-	last *lru.Cache
+	// reported has what was reported: NODE/REASON, record/UID/REASON, and requests, which were
+	// counted (issued/UID) or could not be written (UID/WriteRefused).
+	reported telemetry.Once
 }
 
 func newReporter(config *Config, clients Clients, retries *fairqueue.Retries[waitingEvidence], recorder *recorder) *reporter {
 	return &reporter{
 		Config: config, live: clients.Live, events: telemetry.NewDedupRecorder(clients.Events),
 		recordEvents: telemetry.NewDedupRecorder(clients.RecordEvents), retries: retries, recorder: recorder,
-		eventLimits: fairqueue.NewLimiters(eventRate), last: lru.New(maxReported),
+		eventLimits: fairqueue.NewLimiters(eventRate),
 	}
 }
-
-// maxReported bounds the number of remembered reports. A forgotten report is repeated.
-const maxReported = 20_000
 
 // eventRate bounds the Events about denied and waiting requests of one requester: an Event costs
 // the API server as much as a denial.
@@ -141,18 +138,18 @@ func (r *reporter) eventOnNode(ctx context.Context, object *certificatesv1.Certi
 	if node == "" {
 		return
 	}
-	key, now := node+"/"+reason, r.Now()
-	if last, ok := r.last.Get(key); ok && now.Sub(last.(time.Time)) < time.Minute {
+	key := node + "/" + reason
+	if !r.reported.MarkReported(key, "", r.Now(), time.Minute) {
 		return
 	}
 	regarding := nodeReference(object, node)
 	if regarding == nil {
 		var err error
 		if regarding, err = getNode(ctx, r.live, node); regarding == nil || err != nil {
+			r.reported.Forget(key)
 			return
 		}
 	}
-	r.last.Add(key, now)
 	r.events.Eventf(regarding, object, kind, reason, "Decide", "%s: %s", text.Quote(object.Name, maxName), message)
 }
 

@@ -5,7 +5,6 @@ package controller
 import (
 	"context"
 	"errors"
-	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -47,13 +46,13 @@ func isWriteRefused(err error) bool {
 // The Event is not repeated for 14 minutes.
 func (r *reporter) reportWriteRefused(ctx context.Context, object *certificatesv1.CertificateSigningRequest, err error) {
 	key, now := string(object.UID)+"/"+string(ReasonWriteRefused), r.Now()
-	if last, ok := r.last.Get(key); ok && now.Sub(last.(time.Time)) < telemetry.DedupInterval {
+	if !r.reported.MarkReported(key, "", now, telemetry.DedupInterval) {
 		return
 	}
 	if !r.eventLimits.Take(object.Spec.Username, now) {
+		r.reported.Forget(key)
 		return
 	}
-	r.last.Add(key, now)
 	r.event(ctx, object, "", corev1.EventTypeWarning, string(ReasonWriteRefused), text.Line("the API server refuses a write, which is retried: "+err.Error(), maxNote))
 }
 

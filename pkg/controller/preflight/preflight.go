@@ -68,9 +68,8 @@ type Preflight struct {
 	// Hints are the hints of errors. Default: those for a controller of one cluster.
 	Hints Hints
 
-	// lastReported has the Nodes of the last warning. reported is false before the first check.
-	lastReported string
-	reported     bool
+	// reported has the Nodes of the last warning.
+	reported telemetry.Once
 }
 
 // Error says why enforcement does not start. A retry does not help.
@@ -232,10 +231,9 @@ func (p *Preflight) check(ctx context.Context) error {
 	if len(without) > 0 {
 		nodes = text.Names(without)
 	}
-	if p.reported && nodes == p.lastReported {
+	if !p.reported.MarkReported("", nodes, time.Now(), 0) {
 		return nil
 	}
-	p.lastReported, p.reported = nodes, true
 	const missing = "Nodes have no record and are not in unattestedNodes: their certificates are not renewed"
 	switch {
 	case nodes == "":

@@ -130,7 +130,7 @@ type Enforcer struct {
 	// announced is the content of the ConfigMap when it was last read, at the time announcedAt.
 	announced   *string
 	announcedAt time.Time
-	failure     string
+	failures    telemetry.Once
 }
 
 // New returns an Enforcer.
@@ -333,7 +333,7 @@ func (e *Enforcer) round(ctx context.Context) time.Duration {
 	if err = errors.Join(err, e.writeStatuses(ctx, in.revocations, p.statuses)); err != nil {
 		return e.fail("cannot write what was revoked into records and revocations", err)
 	}
-	e.failure = ""
+	e.failures.Forget("")
 	switch {
 	case left > 0 || len(problems) > 0:
 		return retryInterval
@@ -346,8 +346,7 @@ func (e *Enforcer) round(ctx context.Context) time.Duration {
 // fail logs a failure once, and returns the time until the next try.
 func (e *Enforcer) fail(what string, err error) time.Duration {
 	cause := text.Line(err.Error(), telemetry.MaxLogged)
-	if failure := what + cause; failure != e.failure && !apierrors.IsConflict(err) && !errors.Is(err, context.Canceled) {
-		e.failure = failure
+	if !apierrors.IsConflict(err) && !errors.Is(err, context.Canceled) && e.failures.MarkReported("", what+cause, time.Now(), 0) {
 		e.Log.Error(nil, what, "cause", cause)
 	}
 	return retryInterval

@@ -54,7 +54,9 @@ type Condition struct {
 	written   corev1.NamespaceCondition
 	writtenAt time.Time
 	namespace *corev1.Namespace
-	unwritten string
+	// unwritten says that the last write failed. failures has the cause that was logged.
+	unwritten bool
+	failures  Once
 }
 
 // Set writes the condition into the Namespace's status. A failure is logged once.
@@ -67,17 +69,18 @@ func (c *Condition) Set(ctx context.Context, status corev1.ConditionStatus, reas
 	}
 	err := c.put(ctx, want)
 	if err == nil {
-		c.written, c.writtenAt, c.unwritten = want, now, ""
+		c.written, c.writtenAt, c.unwritten = want, now, false
+		c.failures.Forget("")
 		return
 	}
-	if cause := text.Line(err.Error(), MaxLogged); cause != c.unwritten {
-		c.unwritten = cause
+	c.unwritten = true
+	if cause := text.Line(err.Error(), MaxLogged); c.failures.MarkReported("", cause, now, 0) {
 		c.Log.Error(nil, "the condition cannot be written, see packaging/kubernetes/rbac.yaml", "condition", c.Type, "namespace", c.Namespace, "cause", cause)
 	}
 }
 
 // Unwritten reports whether the last write failed.
-func (c *Condition) Unwritten() bool { return c.unwritten != "" }
+func (c *Condition) Unwritten() bool { return c.unwritten }
 
 // Regarding returns the Namespace for Events. If the Namespace could not be read, the result has
 // the name only.

@@ -4,26 +4,25 @@ package telemetry
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/utils/lru"
 )
 
-const (
-	// DedupInterval is the time until the same Event may be recorded again. client-go remembers an
-	// Event for at most twelve minutes.
-	DedupInterval = 14 * time.Minute
-	// maxRemembered bounds the number of remembered Events.
-	maxRemembered = 1024
-)
+// DedupInterval is the time until the same Event may be recorded again. client-go remembers an
+// Event for at most twelve minutes.
+const DedupInterval = 14 * time.Minute
+
+// maxRecorded bounds the memory of each recorder. Each version of an object has Events of its own.
+const maxRecorded = 1024
 
 // dedupRecorder drops repeated Events. NewDedupRecorder says which.
 type dedupRecorder struct {
-	recorder     events.EventRecorder
-	lastRecorded *lru.Cache
+	recorder events.EventRecorder
+	recorded Once
 }
 
 // NewDedupRecorder returns a recorder that drops an Event if it recorded the same one within
@@ -32,7 +31,7 @@ type dedupRecorder struct {
 // the latest in the log. client-go would make a series of two such Events, which needs the right to
 // change Events.
 func NewDedupRecorder(recorder events.EventRecorder) events.EventRecorder {
-	return &dedupRecorder{recorder, lru.New(maxRemembered)}
+	return &dedupRecorder{recorder: recorder, recorded: Once{Max: maxRecorded}}
 }
 
 // Eventf records an Event, or drops it. Parts of the note may come from a peer, so it becomes a
@@ -40,11 +39,9 @@ func NewDedupRecorder(recorder events.EventRecorder) events.EventRecorder {
 func (r *dedupRecorder) Eventf(regarding, related runtime.Object, kind, reason, action, note string, args ...any) {
 	about, known := versionOf(regarding)
 	to, knownToo := versionOf(related)
-	if key, now := [...]string{about, to, kind, reason, action}, time.Now(); known && (knownToo || related == nil) {
-		if last, ok := r.lastRecorded.Get(key); ok && now.Sub(last.(time.Time)) < DedupInterval {
-			return
-		}
-		r.lastRecorded.Add(key, now)
+	identified := known && (knownToo || related == nil)
+	if identified && !r.recorded.MarkReported(strings.Join([]string{about, to, kind, reason, action}, "\x00"), "", time.Now(), DedupInterval) {
+		return
 	}
 	r.recorder.Eventf(regarding, related, kind, reason, action, "%s", Message(fmt.Sprintf(note, args...)))
 }

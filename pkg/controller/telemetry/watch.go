@@ -17,10 +17,10 @@ type WatchErrors struct {
 	Log logr.Logger
 	// Message names the right, and what does not work without it.
 	Message string
-	// Remind is the time between two log lines about the missing right.
+	// Remind is the time between two log lines about the missing right. Required.
 	Remind time.Duration
 
-	lastLogged time.Time
+	logged Once
 }
 
 // Handle is a client-go WatchErrorHandlerWithContext.
@@ -29,8 +29,7 @@ func (w *WatchErrors) Handle(ctx context.Context, reflector *toolscache.Reflecto
 		toolscache.DefaultWatchErrorHandler(ctx, reflector, err)
 		return
 	}
-	if now := time.Now(); w.lastLogged.IsZero() || now.Sub(w.lastLogged) >= w.Remind {
-		w.lastLogged = now
+	if w.logged.MarkReported("", "", time.Now(), w.Remind) {
 		w.Log.Error(nil, w.Message+", see packaging/kubernetes/rbac.yaml", "cause", err.Error())
 	}
 }
