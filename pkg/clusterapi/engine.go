@@ -22,15 +22,14 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/workload"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/bindings"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/preflight"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/records"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/revocation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
@@ -182,57 +181,28 @@ func (e *engine) serve(ctx context.Context) error {
 	defer w.broadcaster.Shutdown() // NewBroadcaster has started its goroutine
 	challengeKeys, clusterMetrics := settings.Keys(live, live), e.clusterMetrics.For(e.name())
 	challengeKeys.Interval, challengeKeys.Existing = keysInterval, true
-	check := settings.PolicyCheck(w.live)
-	gate := settings.Preflight(challengeKeys, live, clusterMetrics, e.log.WithName("preflight"), check, e.policies)
+	gate := settings.Preflight(challengeKeys, live, clusterMetrics, e.log.WithName("preflight"), settings.PolicyCheck(w.live), e.policies)
 	gate.Nodes, gate.Hints = w.live, hints
 	if err := gate.Await(ctx); err != nil {
 		return err
 	}
 	parts := e.controllerConfig(settings, challengeKeys, live, w.live)
-	parts.ClusterMetrics = clusterMetrics
-	version, err := revocation.ServerVersion(w.unbounded, nil)
-	if err != nil {
-		return err
-	}
-	if parts.Revocation = settings.Revocation(e.plan.cluster.Name+"-revoked", parts.Owned.Labels, version, e.log.WithName("revocation")); parts.Revocation != nil {
-		cluster := e.plan.cluster // owns its lists, so they are deleted or moved with it
-		parts.Revocation.Owners = []metav1.OwnerReference{{APIVersion: clusterv1.GroupVersion.String(), Kind: "Cluster", Name: cluster.Name, UID: cluster.UID}}
-		parts.Revocation.Mirror = e.event
-		check.Rendered = parts.Revocation.Rendered
-	}
-	policies := settings.PolicyWatch(check, clusterMetrics)
-	policies.Mirror = e.event
-	watch, err := preflight.NewPolicyWatch(policies, w.watching, w.recorder, e.log.WithName("policies"))
-	if err != nil {
-		return err
-	}
-	health := settings.Health(challengeKeys, parts.Machines, parts.CA, clusterMetrics)
-	health.API, health.Events, health.Mirror, health.Interval, health.Log = w.live, w.recorder, e.event, keysInterval, e.log.WithName("sources")
-	parts.Challenged, parts.Requests = watch.Challenged, w.requests
-	c, err := controller.New(parts, controller.Clients{Client: w.client, Live: w.live, Events: w.recorder, RecordEvents: e.events, Records: live, Joined: w.watching})
-	if err != nil {
-		return err
-	}
-	queue, err := c.NewUnmanaged(w.cache, e.log)
+	parts.ClusterMetrics, parts.Requests = clusterMetrics, w.requests
+	cluster := e.plan.cluster
+	runnables, err := settings.Runnables(config.Cluster{
+		Controller: parts, Keys: challengeKeys, Preflight: gate,
+		Clients: controller.Clients{Client: w.client, Live: w.live, Events: w.recorder, RecordEvents: e.events, Records: live, Joined: w.watching},
+		API:     w.live, Cache: w.cache, Connection: w.unbounded, CacheOptions: w.options, Log: e.log,
+		SlicePrefix: cluster.Name + "-revoked",
+		// the Cluster owns its RevocationSlices, so they are deleted and moved with it
+		SliceOwners: []metav1.OwnerReference{{APIVersion: clusterv1.GroupVersion.String(), Kind: "Cluster", Name: cluster.Name, UID: cluster.UID}},
+		Mirror:      e.event, HealthInterval: keysInterval,
+	})
 	if err != nil {
 		return err
 	}
 	e.log.Info("serving the cluster", "uid", e.plan.uid, "approveOnly", parts.CA == nil)
-	return runAll(ctx, cancel,
-		w.cache.Start,
-		queue.Start,
-		challengeKeys.Start,
-		gate.Start,
-		sources.NewHealth(health).Start,
-		w.recordEvents,
-		e.newRecordGC(live).Start,
-		watch.Start,
-		func(ctx context.Context) error {
-			return bindings.Run(ctx, settings.Bindings(clusterMetrics), bindings.Clients{
-				Config: w.unbounded, Cache: w.options, Writer: w.client, Events: w.recorder, Log: e.log.WithName("bindings"),
-			})
-		},
-	)
+	return runAll(ctx, cancel, append(runnables, w.cache, manager.RunnableFunc(w.recordEvents), e.newRecordGC(live))...)
 }
 
 // event reports in an Event on the Cluster what concerns the workload cluster. Users who remove
@@ -241,13 +211,14 @@ func (e *engine) event(kind, reason, message string) {
 	e.events.Eventf(e.plan.cluster, nil, kind, reason, "Compare", "%s", message)
 }
 
-// runAll runs functions until ctx ends, which happens when one fails. It returns the first error.
-func runAll(ctx context.Context, cancel context.CancelFunc, functions ...func(context.Context) error) error {
+// runAll runs all runnables until ctx ends, which happens when one fails. It returns the first
+// error.
+func runAll(ctx context.Context, cancel context.CancelFunc, runnables ...manager.Runnable) error {
 	var running sync.WaitGroup
-	failed := make(chan error, len(functions))
-	for _, function := range functions {
+	failed := make(chan error, len(runnables))
+	for _, r := range runnables {
 		running.Go(func() {
-			if err := function(ctx); err != nil {
+			if err := r.Start(ctx); err != nil {
 				failed <- err
 				cancel()
 			}

@@ -31,9 +31,9 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/lru"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	runtimeconfig "sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -142,37 +142,32 @@ type Clients struct {
 	Joined client.WithWatch
 }
 
-// Add makes a Controller of config and adds it to a manager. The manager's scheme must have
-// certificates.k8s.io/v1, core/v1 and attestation.cluster.x-k8s.io/v1alpha1. Records are in the
-// same cluster as the requests.
-func Add(manager ctrl.Manager, config Config) error {
-	api, err := client.NewWithWatch(manager.GetConfig(), client.Options{
-		HTTPClient: manager.GetHTTPClient(), Scheme: manager.GetScheme(), Mapper: manager.GetRESTMapper(),
-	})
-	if err != nil {
-		return err
-	}
-	c, err := New(config, Clients{Client: manager.GetClient(), Live: manager.GetAPIReader(), Events: manager.GetEventRecorder(Name), Records: api, Joined: api})
-	if err != nil {
-		return err
-	}
-	watch, err := c.watchRecords(manager.GetLogger().WithName("records"))
-	if err != nil {
-		return err
-	}
-	return ctrl.NewControllerManagedBy(manager).Named(Name).
-		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(c.intake.observed())).
-		WatchesRawSource(watch).
-		WatchesRawSource(c.machineWatch(manager.GetLogger().WithName("machines")).source()).
-		WatchesRawSource(c.ekChanges(manager.GetLogger().WithName("ek-changes")).source()).
-		WatchesRawSource(c.revocation()).
-		WatchesRawSource(c.noEvidence.source(manager.GetLogger().WithName("no-evidence"))).
-		WithOptions(c.options(manager.GetLogger().WithValues("controller", Name))).
-		Complete(c)
+// ManagerClients returns the clients of a manager's cluster, which also has the records.
+func ManagerClients(m ctrl.Manager) (Clients, error) {
+	api, err := client.NewWithWatch(m.GetConfig(), client.Options{HTTPClient: m.GetHTTPClient(), Scheme: m.GetScheme(), Mapper: m.GetRESTMapper()})
+	return Clients{Client: m.GetClient(), Live: m.GetAPIReader(), Events: m.GetEventRecorder(Name), Records: api, Joined: api}, err
 }
 
-// New makes a Controller for a cluster that has no manager of its own. NewUnmanaged returns the
-// queue that calls it.
+// Add makes a Controller of config and adds its queue to a manager. The manager's scheme must have
+// certificates.k8s.io/v1, core/v1 and attestation.cluster.x-k8s.io/v1alpha1. Records are in the
+// same cluster as the requests.
+func Add(m ctrl.Manager, config Config) error {
+	clients, err := ManagerClients(m)
+	if err != nil {
+		return err
+	}
+	c, err := New(config, clients)
+	if err != nil {
+		return err
+	}
+	queue, err := c.newQueue(m.GetCache(), m.GetLogger(), m.GetControllerOptions())
+	if err != nil {
+		return err
+	}
+	return m.Add(queue)
+}
+
+// New makes a Controller. NewUnmanaged returns the queue that calls it.
 func New(config Config, clients Clients) (*Controller, error) {
 	c, err := newController(config)
 	if err != nil {
@@ -201,12 +196,17 @@ func New(config Config, clients Clients) (*Controller, error) {
 	return c, c.addEnforcer(clients)
 }
 
-// NewUnmanaged returns the queue of the requests in a cache. Its Start runs the Controller without
-// a manager. Call NewUnmanaged once.
+// NewUnmanaged returns the queue of the requests in a cache. Its Start runs the Controller, in a
+// manager or without one. Call NewUnmanaged once.
 func (c *Controller) NewUnmanaged(requests cache.Cache, log logr.Logger) (controller.Controller, error) {
-	options := c.options(log)
 	// each cluster has a Controller of this name
-	options.Reconciler, options.SkipNameValidation = c, new(true)
+	return c.newQueue(requests, log, runtimeconfig.Controller{SkipNameValidation: new(true)})
+}
+
+func (c *Controller) newQueue(requests cache.Cache, log logr.Logger, defaults runtimeconfig.Controller) (controller.Controller, error) {
+	options := c.options(log)
+	options.DefaultFromConfig(defaults)
+	options.Reconciler = c
 	queue, err := controller.NewUnmanaged(Name, options)
 	if err != nil {
 		return nil, err
@@ -233,6 +233,7 @@ func (c *Controller) watchRecords(log logr.Logger) (source.Source, error) {
 }
 
 func (c *Controller) options(log logr.Logger) controller.Options {
+	log = log.WithValues("controller", Name)
 	return controller.Options{
 		// controller-runtime's own constructor logs a name that klog does not quote.
 		LogConstructor: func(request *reconcile.Request) logr.Logger {

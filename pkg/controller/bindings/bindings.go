@@ -20,6 +20,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	runtimeconfig "sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -89,18 +90,11 @@ type reported struct {
 // It needs list and watch on clusterrolebindings. While these are forbidden, it logs that from time
 // to time. For that it has a cache of its own, since a manager ends if its cache cannot sync.
 func Add(m ctrl.Manager, config Config) error {
-	f, err := newFinder(config, Clients{
+	clients := Clients{
 		Config: m.GetConfig(), Cache: cache.Options{HTTPClient: m.GetHTTPClient(), Scheme: m.GetScheme(), Mapper: m.GetRESTMapper()},
 		Writer: m.GetClient(), Events: m.GetEventRecorder(telemetry.Component), Log: m.GetLogger().WithName("bindings"),
-	})
-	if err != nil {
-		return err
 	}
-	// A RunnableFunc runs only on the leader. The cache itself would run on each replica.
-	if err := m.Add(manager.RunnableFunc(f.cache.Start)); err != nil {
-		return err
-	}
-	return ctrl.NewControllerManagedBy(m).Named(telemetry.Component + suffix).WatchesRawSource(f.source()).WithOptions(f.options()).Complete(f)
+	return m.Add(manager.RunnableFunc(func(ctx context.Context) error { return run(ctx, config, clients, m.GetControllerOptions()) }))
 }
 
 const suffix = "-bindings"
@@ -117,16 +111,26 @@ type Clients struct {
 	Log    logr.Logger
 }
 
-// Run is Add without a manager. It runs until ctx ends.
+// Run finds and reports the bindings until ctx ends. Add runs it in a manager.
 func Run(ctx context.Context, config Config, clients Clients) error {
+	// each cluster has a controller of this name
+	return run(ctx, config, clients, runtimeconfig.Controller{SkipNameValidation: new(true)})
+}
+
+func run(ctx context.Context, config Config, clients Clients, defaults runtimeconfig.Controller) error {
 	f, err := newFinder(config, clients)
 	if err != nil {
 		return err
 	}
 	options := f.options()
-	// each cluster has a controller of this name
-	options.Reconciler, options.SkipNameValidation = f, new(true)
-	options.LogConstructor = func(*reconcile.Request) logr.Logger { return clients.Log }
+	options.Reconciler = f
+	options.LogConstructor = func(request *reconcile.Request) logr.Logger {
+		if request == nil {
+			return clients.Log
+		}
+		return clients.Log.WithValues("binding", request.Name)
+	}
+	options.DefaultFromConfig(defaults)
 	c, err := controller.NewUnmanaged(telemetry.Component+suffix, options)
 	if err != nil {
 		return err

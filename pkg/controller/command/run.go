@@ -29,11 +29,9 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/bindings"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/decisionlog"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/preflight"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/revocation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 )
@@ -161,7 +159,7 @@ func newScheme() (*runtime.Scheme, error) {
 	return scheme, nil
 }
 
-// newManager assembles the controller, its sources and its watches.
+// newManager returns a manager that serves the cluster and answers health probes.
 func (i *invocation) newManager(ctx context.Context, api *rest.Config, settings *config.Settings, gate *preflight.Preflight, lock resourcelock.Interface, logger klog.Logger) (manager.Manager, error) {
 	c := settings.Config()
 	scheme, err := newScheme()
@@ -175,46 +173,28 @@ func (i *invocation) newManager(ctx context.Context, api *rest.Config, settings 
 	if err != nil {
 		return nil, err
 	}
-	live, err := client.New(api, client.Options{HTTPClient: m.GetHTTPClient(), Scheme: scheme, Mapper: m.GetRESTMapper()})
-	if err != nil {
-		return nil, err
-	}
 	parts, keys := settings.Controller(m.GetAPIReader(), m.GetClient())
 	metrics, err := telemetry.NewMetrics()
 	if err != nil {
 		return nil, err
 	}
 	parts.Metrics, parts.ClusterMetrics, parts.Requests = metrics.For(c.ClusterUID), gate.Metrics, requests
-	version, err := revocation.ServerVersion(m.GetConfig(), m.GetHTTPClient())
+	clients, err := controller.ManagerClients(m)
 	if err != nil {
 		return nil, err
 	}
-	check := settings.PolicyCheck(live)
-	if parts.Revocation = settings.Revocation("node-attestation-revoked", nil, version, logger.WithName("revocation")); parts.Revocation != nil {
-		check.Rendered = parts.Revocation.Rendered
-	}
-	watch, err := preflight.AddPolicyWatch(m, settings.PolicyWatch(check, gate.Metrics))
+	runnables, err := settings.Runnables(config.Cluster{
+		Controller: parts, Keys: keys, Preflight: gate, Clients: clients, API: clients.Joined,
+		Cache: m.GetCache(), Connection: m.GetConfig(), CacheOptions: cache.Options{HTTPClient: m.GetHTTPClient(), Scheme: scheme, Mapper: m.GetRESTMapper()},
+		Log: logger, Configuration: settings.NewReloader(i.file, logger.WithName("configuration")), Leads: m.Elected(),
+	})
 	if err != nil {
 		return nil, err
 	}
-	parts.Challenged = watch.Challenged
-	if err := controller.Add(m, parts); err != nil {
-		return nil, err
-	}
-	if err := bindings.Add(m, settings.Bindings(gate.Metrics)); err != nil {
-		return nil, err
-	}
-	if err := m.Add(gate); err != nil {
-		return nil, err
-	}
-	if err := m.Add(keys); err != nil {
-		return nil, err
-	}
-	health := settings.Health(keys, parts.Machines, parts.CA, gate.Metrics)
-	health.Configuration = settings.NewReloader(i.file, logger.WithName("configuration"))
-	health.API, health.Events, health.Leads, health.Log = live, m.GetEventRecorder(controller.Name), m.Elected(), logger.WithName("sources")
-	if err := m.Add(sources.NewHealth(health)); err != nil {
-		return nil, err
+	for _, r := range runnables {
+		if err := m.Add(r); err != nil {
+			return nil, err
+		}
 	}
 	// This makes a standby replica fill its cache, too.
 	if _, err := m.GetCache().GetInformer(ctx, &certificatesv1.CertificateSigningRequest{}, cache.BlockUntilSynced(false)); err != nil {

@@ -336,8 +336,8 @@ func TestSettingsMakeAController(t *testing.T) {
 	if _, ok := sources.Uncompared(parts.CA).(*sources.SecretCA); !ok || parts.CA == sources.Uncompared(parts.CA) || parts.Rules == nil || !parts.Audit || parts.Namespace != "other" || parts.Limits != signing.DefaultLimits() {
 		t.Errorf("%+v", parts)
 	}
-	if parts.Rates != fairqueue.DefaultRates() || settings.Bindings(nil) != (bindings.Config{Audit: true}) {
-		t.Errorf("%+v, %+v", parts.Rates, settings.Bindings(nil))
+	if parts.Rates != fairqueue.DefaultRates() || settings.bindings(nil) != (bindings.Config{Audit: true}) {
+		t.Errorf("%+v, %+v", parts.Rates, settings.bindings(nil))
 	}
 	if gate := settings.Preflight(keys, nil, nil, logr.Discard()); gate.Keys != keys || gate.Cluster != "c" || gate.Namespace != "other" || !gate.Audit || len(gate.Unattested()) > 0 {
 		t.Errorf("%+v", gate)
@@ -365,8 +365,8 @@ func TestSettingsMakeAController(t *testing.T) {
 	}
 	parts, keys = settings.Controller(nil, nil)
 	rates := fairqueue.DefaultRates()
-	if rates.Machine.Burst = 3; parts.Rates != rates || settings.Bindings(nil) != (bindings.Config{Remove: true}) {
-		t.Errorf("%+v, %+v", parts.Rates, settings.Bindings(nil))
+	if rates.Machine.Burst = 3; parts.Rates != rates || settings.bindings(nil) != (bindings.Config{Remove: true}) {
+		t.Errorf("%+v, %+v", parts.Rates, settings.bindings(nil))
 	}
 	if gate := settings.Preflight(keys, nil, nil, logr.Discard()); gate.Audit || !slices.Equal(gate.Unattested(), []string{"a", "b"}) {
 		t.Errorf("%+v", gate)

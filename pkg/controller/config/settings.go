@@ -4,7 +4,6 @@ package config
 
 import (
 	"bytes"
-	"context"
 	"crypto/rand"
 	"crypto/x509"
 	"encoding/hex"
@@ -21,12 +20,10 @@ import (
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/apimachinery/pkg/version"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/bindings"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/decisionlog"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/preflight"
@@ -549,22 +546,6 @@ func (s *Settings) Assemble(keys *sources.KeyStore, machines machineSource, ca s
 	}
 }
 
-// Revocation returns the configuration of revocation, nil if it is off. The RevocationSlices get
-// this prefix and these labels.
-func (s *Settings) Revocation(listPrefix string, labels map[string]string, version func(context.Context) (*version.Info, error), log logr.Logger) *controller.Revocation {
-	if !s.config.Revocation.Enabled {
-		return nil
-	}
-	return &controller.Revocation{
-		Cluster: s.config.ClusterUID, SlicePrefix: listPrefix, Labels: labels, StatusNamespace: s.conditionNamespace(), Version: version, Log: log,
-	}
-}
-
-// Bindings returns the configuration for bindings.Add.
-func (s *Settings) Bindings(metrics *telemetry.ClusterMetrics) bindings.Config {
-	return bindings.Config{Remove: s.config.AutoApprovingBindings == bindingsRemove, Audit: s.config.Audit, Metrics: metrics}
-}
-
 // PolicyCheck returns the check that compares the admission policies of the cluster that nodes join
 // with the release's.
 func (s *Settings) PolicyCheck(api client.Client) *preflight.PolicyCheck {
@@ -595,11 +576,6 @@ func (s *Settings) conditionNamespace() string {
 		return m.userNamespace()
 	}
 	return s.config.Namespace
-}
-
-// Health returns the configuration of the watch of these sources. The caller adds the clients.
-func (s *Settings) Health(keys *sources.KeyStore, machines controller.MachineSource, ca signing.Source, metrics *telemetry.ClusterMetrics) sources.HealthConfig {
-	return sources.HealthConfig{CA: ca, Machines: machines, Keys: keys, Namespace: s.conditionNamespace(), Metrics: metrics}
 }
 
 // Preflight returns the check before enforcement. The caller calls Await before the manager starts,
