@@ -143,7 +143,7 @@ func TestRequestsWithoutEvidenceAreShown(t *testing.T) {
 		r.Spec.Request = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: block.Bytes})
 		return r
 	}
-	objects := []client.Object{bare("csr-1", builtinSigner, "forgotten"), bare("csr-2", "kubernetes.io/legacy-unknown", "another"),
+	objects := []client.Object{recordsNamespace(), bare("csr-1", builtinSigner, "forgotten"), bare("csr-2", "kubernetes.io/legacy-unknown", "another"),
 		ends(bare("csr-3", builtinSigner, "decided"), certificatesv1.CertificateApproved, "AutoApproved", "x")}
 	for _, args := range [][]string{{"pending"}, {"status"}, {"describe", "forgotten"}, {"check"}} {
 		r := run(t, newAccess(t, objects...), args...)
@@ -162,12 +162,21 @@ func TestRequestsWithoutEvidenceAreShown(t *testing.T) {
 	}
 }
 
+func recordsNamespace() *corev1.Namespace {
+	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: defaultNamespace}}
+}
+
 // A namespace that does not exist is not an empty one.
-func TestStatusOfNoNamespace(t *testing.T) {
-	if r := run(t, newAccess(t), "status"); r.code != codeNotFound || !strings.Contains(r.stderr, `there is no namespace "node-attestation-system"`) {
-		t.Errorf("%+v", r)
+func TestNoNamespace(t *testing.T) {
+	waits := newHello("node-csr-1", "worker-2", "", 1, "") // requests have no namespace
+	for _, args := range [][]string{{"status"}, {"status", "worker-2"}, {"describe", "worker-2"}} {
+		for _, objects := range [][]client.Object{nil, {waits}} {
+			if r := run(t, newAccess(t, objects...), args...); r.code != codeNotFound || r.stdout != "" || !strings.Contains(r.stderr, `there is no namespace "node-attestation-system"`) {
+				t.Errorf("%q: %+v", args, r)
+			}
+		}
 	}
-	if r := run(t, newAccess(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: defaultNamespace}}), "status"); r.code != 0 {
+	if r := run(t, newAccess(t, recordsNamespace()), "status"); r.code != 0 {
 		t.Errorf("%+v", r)
 	}
 }
@@ -191,6 +200,7 @@ func TestDescribeNamesTheInventoryEntry(t *testing.T) {
 	hello := newHello("node-csr-1", "worker-2", "", 1, "")
 	fingerprint := claimedEK(hello).Fingerprint
 	objects := []client.Object{
+		recordsNamespace(),
 		ends(hello, certificatesv1.CertificateDenied, "NodeNameMismatch", "NodeNameMismatch: the machine is another node; RequestAge: old"),
 		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: defaultNamespace, Name: configMapName}, Data: map[string]string{configKey: goodConfig}},
 		inventoryOf("- name: rack-7\n  nodeName: worker-7\n  eks:\n  - fingerprint: " + fingerprint),
@@ -260,7 +270,7 @@ func TestStatusIsWatched(t *testing.T) {
 
 // A watch that shows nothing says why, once. A namespace that does not exist ends it.
 func TestWatchOfNothing(t *testing.T) {
-	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: defaultNamespace}}
+	namespace := recordsNamespace()
 	for name, c := range map[string]struct {
 		objects []client.Object
 		args    []string
@@ -614,7 +624,7 @@ func TestConditionsAreShown(t *testing.T) {
 	for status, want := range map[corev1.ConditionStatus]checkState{
 		corev1.ConditionTrue: stateOK, corev1.ConditionFalse: stateFailure, corev1.ConditionUnknown: stateUnknown, "": stateUnknown,
 	} {
-		namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: defaultNamespace}}
+		namespace := recordsNamespace()
 		if status != "" {
 			namespace.Status.Conditions = []corev1.NamespaceCondition{{Type: telemetry.ConditionSources, Status: status, Reason: "R", Message: "M"}}
 		}

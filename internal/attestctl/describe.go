@@ -97,7 +97,7 @@ can create such an Event: do not act on a claim alone. Requests and Events vanis
 }
 
 func (a *access) describe(ctx context.Context, node string, now time.Time) (*Description, error) {
-	all, err := a.readRecords(ctx)
+	all, err := a.readAllRecords(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -58,7 +58,7 @@ func readyNode(name string) *corev1.Node {
 
 // forced is the controller's Namespace with the condition.
 func forced(status corev1.ConditionStatus) *corev1.Namespace {
-	n := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: defaultNamespace}}
+	n := recordsNamespace()
 	n.Status.Conditions = []corev1.NamespaceCondition{{Type: telemetry.ConditionRevocation, Status: status, Reason: "RevocationInForce", Message: "the writes of each revoked certificate are refused"}}
 	return n
 }
@@ -926,7 +926,7 @@ func TestCheckRevocation(t *testing.T) {
 		"one is not bound": {append(revocable(), append(slices.Clone(all[:1]), all[2:]...)...), stateFailure, "1: node-attestation-revoked-01 has no binding that denies"},
 		"one only warns":   {append(revocable(), warns[2:]...), stateFailure, "1: node-attestation-revoked-01 has no binding that denies"},
 		"not in force":     {append(append(revocable()[1:], all...), forced(corev1.ConditionFalse)), stateFailure, "the writes of each"},
-		"no condition":     {append(append(revocable()[1:], all...), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: defaultNamespace}}), stateUnknown, "has no condition NodeAttestationRevocationInForce"},
+		"no condition":     {append(append(revocable()[1:], all...), recordsNamespace()), stateUnknown, "has no condition NodeAttestationRevocationInForce"},
 		"nearly full":      {append(append(revocable(), all...), crowd...), stateWarning, "8001 of 10000 places on the lists are used"},
 		"beyond": {append(append(revocable(), all...), listOf(11, v1alpha1.RevokedCertificate{SHA256: sumOf(1), NotAfter: before(-time.Hour), NodeName: "n"})), stateFailure,
 			"the lists are full, and do not refuse 1 of the revoked certificates"},

@@ -131,9 +131,6 @@ RehearsalPassed, or why it would be denied. Kubernetes deletes a rehearsal after
 			if err != nil {
 				return err
 			}
-			if len(args)+len(status.Nodes) == 0 && a.namespaceIsMissing(c.Context()) {
-				return a.noNamespace()
-			}
 			if err := i.printStatus(status, format.format); err != nil {
 				return err
 			}
@@ -162,14 +159,12 @@ func (i *invocation) watchStatus(ctx context.Context, a *access, node string, se
 		i.now = i.clock()
 		status, err := a.status(ctx, node, selector, i.now)
 		switch {
-		case meta.IsNoMatchError(err):
+		case meta.IsNoMatchError(err) || errors.Is(err, errNoNamespace):
 			return false, "", stop{err}
 		case err != nil:
 			return false, "", err
 		case len(status.Incomplete) > 0: // without the requests, unchanged nodes would seem to change
 			return false, sprintf("warning: trying again: cannot be read: %s", strings.Join(status.Incomplete, "; ")), nil
-		case len(status.Nodes) == 0 && a.namespaceIsMissing(ctx):
-			return false, "", stop{a.noNamespace()}
 		}
 		remark := ""
 		switch {
@@ -200,13 +195,16 @@ func (i *invocation) watchStatus(ctx context.Context, a *access, node string, se
 	return err
 }
 
-// namespaceIsMissing reports whether the namespace of the records is known not to exist.
-func (a *access) namespaceIsMissing(ctx context.Context) bool {
-	return apierrors.IsNotFound(a.records.Get(ctx, client.ObjectKey{Name: a.namespace}, &corev1.Namespace{}))
-}
+var errNoNamespace = errors.New("there is no namespace")
 
-func (a *access) noNamespace() error {
-	return &failure{codeNotFound, "--namespace is that of the records, with Cluster API that of the Cluster", fmt.Errorf("there is no namespace %q", a.namespace)}
+// readAllRecords returns an error if the namespace of the records does not exist. Requests have no
+// namespace, so they would be shown all the same.
+func (a *access) readAllRecords(ctx context.Context) ([]v1alpha1.NodeAttestation, error) {
+	records, err := a.readRecords(ctx)
+	if len(records) == 0 && err == nil && apierrors.IsNotFound(a.records.Get(ctx, client.ObjectKey{Name: a.namespace}, &corev1.Namespace{})) {
+		err = &failure{codeNotFound, "--namespace is that of the records, with Cluster API that of the Cluster", fmt.Errorf("%w %q", errNoNamespace, a.namespace)}
+	}
+	return records, err
 }
 
 func notFound(node string) error {
@@ -215,7 +213,7 @@ func notFound(node string) error {
 
 // status collects the status of one node, or of all, or of those whose Node the selector selects.
 func (a *access) status(ctx context.Context, node string, selector string, now time.Time) (*Status, error) {
-	records, err := a.readRecords(ctx)
+	records, err := a.readAllRecords(ctx)
 	if err != nil {
 		return nil, err
 	}
