@@ -60,7 +60,7 @@ operator-packages: ## make deb, rpm and archives for Linux and macOS of kubectl-
 chart-package: ## make the Helm chart's archive in DIST (also: VERSION)
 	@packaging/helm/build "$$DIST"
 
-# The base is fetched by its digest: BASE_IMAGE, or the one of .ko.yaml. 
+# The base is fetched by its digest: BASE_IMAGE, or the one of .ko.yaml.
 .PHONY: image
 image: ## make the controller's image in DIST, with SBOMs, on BASE_IMAGE (NAME@sha256:...), and push it to IMAGE_REPO if that is set (also: VERSION, ARCHES)
 	@packaging/image/build "$$DIST"

@@ -16,12 +16,20 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
-// proxySchemes are those that client-go takes.
-var proxySchemes = []string{"http", "https", "socks5"}
+// proxySchemes are those that client-go takes. Go takes environmentSchemes from the environment.
+var (
+	proxySchemes       = []string{"http", "https", "socks5"}
+	environmentSchemes = append(slices.Clone(proxySchemes), "socks5h")
+)
+
+func isProxy(value string, schemes []string) bool {
+	proxy, err := url.Parse(value)
+	return err == nil && proxy.Host != "" && slices.Contains(schemes, proxy.Scheme)
+}
 
 // checkProxy refuses what client-go refuses, too. client-go would quote a password in it.
 func checkProxy(proxyURL string) error {
-	if proxy, err := url.Parse(proxyURL); err != nil || proxyURL != "" && (proxy.Host == "" || !slices.Contains(proxySchemes, proxy.Scheme)) {
+	if proxyURL != "" && !isProxy(proxyURL, proxySchemes) {
 		return errors.New("proxy-url: needs a host, and one of the schemes " + strings.Join(proxySchemes, ", "))
 	}
 	return nil
@@ -46,8 +54,7 @@ func (a Access) checkEnvironment() error {
 	if !strings.Contains(value, "://") {
 		value = "http://" + value
 	}
-	proxy, err := url.Parse(value)
-	if err != nil || proxy.Host == "" || proxy.Scheme != "socks5h" && !slices.Contains(proxySchemes, proxy.Scheme) {
+	if !isProxy(value, environmentSchemes) {
 		return &Error{Misconfigured, "correct it where it is set, such as in the kubelet's unit, or set proxy-url in the kubeconfig", errProxyEnvironment}
 	}
 	return nil

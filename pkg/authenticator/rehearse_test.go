@@ -3,14 +3,12 @@
 package authenticator
 
 import (
-	"context"
 	"crypto/x509"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
@@ -25,11 +23,8 @@ func verdict(reason, text string) func(int, *csrObject) {
 // rehearse rehearses, and ends when a request stays without an answer.
 func (n *testNode) rehearse(kubeconfig string) (*Rehearsal, []string, error) {
 	n.t.Helper()
-	ctx, cancel := context.WithTimeout(n.t.Context(), time.Minute)
+	ctx, cancel := n.untilItStalls()
 	defer cancel()
-	n.api.mu.Lock()
-	n.api.stalled = cancel
-	n.api.mu.Unlock()
 	var remarks []string
 	passed, err := n.Rehearse(ctx, kubeconfig, func(r error) { remarks = append(remarks, r.Error()) })
 	return passed, remarks, err

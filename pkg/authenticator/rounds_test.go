@@ -247,12 +247,18 @@ func (n *testNode) issue(_ int, o *csrObject) {
 // work is one worker. It ends when it has nothing to do but to wait.
 func (n *testNode) work() error {
 	n.t.Helper()
-	ctx, cancel := context.WithTimeout(n.t.Context(), time.Minute)
+	ctx, cancel := n.untilItStalls()
 	defer cancel()
-	n.api.mu.Lock()
-	n.api.stalled = cancel
-	n.api.mu.Unlock()
 	return n.Work(ctx)
+}
+
+// untilItStalls returns a context that ends when a request stays without an answer.
+func (n *testNode) untilItStalls() (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(n.t.Context(), time.Minute)
+	n.api.mu.Lock()
+	defer n.api.mu.Unlock()
+	n.api.stalled = cancel
+	return ctx, cancel
 }
 
 // later is when no back-off holds any more, and the certificate is due.

@@ -144,6 +144,12 @@ func (i *intake) isDropped(object *certificatesv1.CertificateSigningRequest) boo
 	return found.Dropped
 }
 
+// isJudged reports whether a whole request is a rehearsal with a verdict.
+func isJudged(object *certificatesv1.CertificateSigningRequest) bool {
+	_, judged := attestation.ParseVerdict(object.Spec.SignerName, object.Annotations[attestation.AnnotationVerdict])
+	return judged
+}
+
 // rehearsalIsDone reports whether a pending rehearsal needs no more decisions. An answered hello is
 // never closed. A verdict is final only after the deadline: its requester may have written it, so a
 // restart judges again until then.
@@ -151,11 +157,11 @@ func (i *intake) rehearsalIsDone(object *certificatesv1.CertificateSigningReques
 	if !attestation.IsRehearsalSigner(object.Spec.SignerName) {
 		return false
 	}
-	_, judged := attestation.ParseVerdict(object.Spec.SignerName, object.Annotations[attestation.AnnotationVerdict])
-	if found, ok := i.summaryIn(object); ok {
-		judged = found.Judged
+	found, ok := i.summaryIn(object)
+	if !ok {
+		found.Judged = isJudged(object)
 	}
-	return challenged || judged && !now.Before(i.Rules.Deadline(object))
+	return challenged || found.Judged && !now.Before(i.Rules.Deadline(object))
 }
 
 // isOurs reports whether the rules decide on a request in the cache.

@@ -120,7 +120,7 @@ func (r *RequestCache) reduce(request *certificatesv1.CertificateSigningRequest)
 		return kept
 	}
 	found := summarize(r.rules, r.providers, kept, request.Annotations[attestation.AnnotationOrigin])
-	_, found.Judged = attestation.ParseVerdict(request.Spec.SignerName, request.Annotations[attestation.AnnotationVerdict])
+	found.Judged = isJudged(request)
 	// An answered rehearsal exists for a day, so the cache drops its content.
 	answered := found.Judged || attestation.IsRehearsalSigner(request.Spec.SignerName) && found.Expires != 0
 	if !answered && r.reserve(kept) {

@@ -257,8 +257,7 @@ func (p *Preflight) without(ctx context.Context) ([]string, error) {
 	if err := reader.List(ctx, nodes); err != nil {
 		return nil, p.failed("nodes", err)
 	}
-	var without []string
-	var unattested []string
+	var without, unattested []string
 	if p.Unattested != nil {
 		unattested = p.Unattested()
 	}
