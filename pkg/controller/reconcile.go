@@ -142,8 +142,7 @@ func (c *Controller) decide(ctx context.Context, object *certificatesv1.Certific
 		}
 		decision := c.judge(object, s)
 		if decision.Outcome == verifier.Approve && !c.actor.machineLimits.Ready(decision.Grant.Record.Machine.Name, c.Now()) {
-			s.input.RateLimited = true
-			decision = c.judge(object, s)
+			decision = decision.RateLimited()
 		}
 		if !p.sufficientFor(situation, decision.Outcome) {
 			continue

@@ -37,8 +37,6 @@ type Input struct {
 	// not be read.
 	SuspendedEKs       map[string]bool
 	SuspensionsUnknown bool
-	// RateLimited says that this requester, machine or cluster is over its rate.
-	RateLimited bool
 	// SignerUnavailable says that no CA is available for the certificates that this controller
 	// signs. These are client certificates, and serving certificates of signers for which
 	// SignsServing is true.
@@ -217,9 +215,9 @@ type evaluation struct {
 	addresses   Addresses
 	maxLifetime time.Duration
 
-	// denied has contradictions. missing has reasons to wait until the deadline, and limited
-	// reasons to wait without a deadline. warned has failed rules for which the policy only warns.
-	denied, missing, limited, warned Refusals
+	// denied has contradictions. missing has reasons to wait until the deadline. warned has failed
+	// rules for which the policy only warns.
+	denied, missing, warned Refusals
 }
 
 func (e *evaluation) deny(reason Reason, format string, arguments ...any) {
@@ -322,9 +320,6 @@ func (e *evaluation) judge() {
 	if e.in.Now.IsZero() {
 		e.deny(ReasonRefused, "no time was given")
 	}
-	if e.in.RateLimited {
-		e.limited.Add(ReasonRateLimited, "too many requests")
-	}
 	if e.in.SignerUnavailable && (e.signedHere() || e.rehearsal) {
 		e.wait(ReasonSignerUnavailable, "there is no CA to sign with at present")
 	}
@@ -385,8 +380,8 @@ func (e *evaluation) conclude(refuse Outcome) (d Decision, hold bool) {
 		d.Outcome, d.Refusals = refuse, expiredLast(e.denied)
 	case len(e.missing) > 0 && overdue:
 		d.Outcome, d.Refusals = refuse, e.missing
-	case len(e.missing) > 0 || len(e.limited) > 0:
-		d.Outcome, d.Refusals = Wait, slices.Concat(e.missing, e.limited)
+	case len(e.missing) > 0:
+		d.Outcome, d.Refusals = Wait, e.missing
 	case e.class == 0 || e.requested.key == nil || e.requested.nodeName == "" || !e.unattested && e.machine == nil ||
 		// not reached: each of these also adds a refusal
 		!e.unattested && !e.serving && !e.evidenceAccepted || e.serving && e.addresses.count() == 0:

@@ -819,14 +819,14 @@ func TestHostile(t *testing.T) {
 		}, Deny, reasons{ReasonBootCountersWentBack}},
 		{"T1: signing", signingOf(Again), func(w *world) { w.in.Records[1].EK = "e9" }, Fail, reasons{ReasonIdentityBound}},
 
-		{"R1: over the rate", first, func(w *world) { w.in.RateLimited = true }, Wait, reasons{ReasonRateLimited}},
+		{"R1: over the rate", first, func(w *world) { w.rateLimited = true }, Wait, reasons{ReasonRateLimited}},
 		{"R1: over the rate for long", first, func(w *world) {
-			w.in.RateLimited = true
+			w.rateLimited = true
 			w.created(24 * time.Hour)
 		}, Wait, reasons{ReasonRateLimited}},
-		{"R1: over the rate, and a contradiction", first, func(w *world) { w.in.RateLimited = true; w.in.Node = Present }, Deny, reasons{ReasonNodeAlreadyRegistered}},
+		{"R1: over the rate, and a contradiction", first, func(w *world) { w.rateLimited = true; w.in.Node = Present }, Deny, reasons{ReasonNodeAlreadyRegistered}},
 		{"R1: over the rate, and something else is missing for long", first, func(w *world) {
-			w.in.RateLimited, w.in.Machines = true, nil
+			w.rateLimited, w.in.Machines = true, nil
 			w.created(time.Hour)
 		}, Deny, reasons{ReasonMachineNotFound}},
 
@@ -915,7 +915,7 @@ func TestHostile(t *testing.T) {
 		{"left alone: a server's certificate", goodUnattested, usages("digital signature", "server auth"), Deny, reasons{ReasonUsageMismatch}},
 		{"left alone: a weak key", goodUnattested, func(w *world) { w.in.Request.Spec.Request = stockRequest(nodeName, "", key("p224")) }, Deny, reasons{ReasonUnsupportedKey}},
 		{"left alone: decided", goodUnattested, func(w *world) { w.condition(certificatesv1.CertificateDenied) }, Ignore, nil},
-		{"left alone: over the rate", goodUnattested, func(w *world) { w.in.RateLimited = true }, Wait, reasons{ReasonRateLimited}},
+		{"left alone: over the rate", goodUnattested, func(w *world) { w.rateLimited = true }, Wait, reasons{ReasonRateLimited}},
 		{"left alone: no time", goodUnattested, func(w *world) { w.in.Now = time.Time{} }, Deny, reasons{ReasonRefused}},
 		{"left alone: approved, for others to sign", goodUnattested, func(w *world) {
 			w.signing = true

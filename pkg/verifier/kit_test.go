@@ -157,6 +157,8 @@ type world struct {
 	policy  Policy
 	in      Input
 	signing bool
+	// rateLimited says that the request is over its rate.
+	rateLimited bool
 }
 
 func goodPolicy() Policy {
@@ -351,9 +353,15 @@ func (w *world) judge(t *testing.T) Decision {
 	if err != nil {
 		t.Fatal(err)
 	}
-	judge := rules.Judge
-	if w.signing {
-		judge = rules.JudgeSigning
+	judge := func(in Input) Decision {
+		d := rules.Judge(in)
+		if w.signing {
+			d = rules.JudgeSigning(in)
+		}
+		if w.rateLimited {
+			d = d.RateLimited()
+		}
+		return d
 	}
 	d := judge(w.in)
 	// The relevant machines suffice for each decision.

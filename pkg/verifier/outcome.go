@@ -112,6 +112,18 @@ type Decision struct {
 	Grant *Grant
 }
 
+// RateLimited returns the decision on a request that is over its rate (R1): a request that would
+// pass waits. It has no deadline, since another request may have caused the wait. Any other
+// decision stays as it is.
+func (d Decision) RateLimited() Decision {
+	if d.Grant == nil {
+		return d
+	}
+	var limited Refusals
+	limited.Add(ReasonRateLimited, "too many requests")
+	return Decision{Outcome: Wait, Class: d.Class, Warnings: d.Warnings, Refusals: limited}
+}
+
 // Grant has the results of the rules. With Challenge they are only claims. With Approve and Sign
 // they are proven, and nothing but PublicKey comes from the request alone.
 type Grant struct {

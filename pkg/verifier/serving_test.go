@@ -262,7 +262,7 @@ func TestServingHostile(t *testing.T) {
 		{"IPs, and no names yet", func(w *world) { w.machine().Addresses.DNSNames = nil }, Wait, reasons{ReasonAddressUnknown}},
 		{"no addresses yet, and one forbidden", func(w *world) { w.machine().Addresses = Addresses{}; ips("10.96.0.1")(w) }, Deny, reasons{ReasonAddressForbidden}},
 		{"the certificate is yet to be noted", func(w *world) { w.record().Certificates = nil }, Wait, reasons{ReasonUnknownCredential}},
-		{"over the rate", func(w *world) { w.in.RateLimited = true }, Wait, reasons{ReasonRateLimited}},
+		{"over the rate", func(w *world) { w.rateLimited = true }, Wait, reasons{ReasonRateLimited}},
 		{"no time", func(w *world) { w.in.Now = time.Time{} }, Deny, reasons{ReasonRefused}},
 	} {
 		for who, start := range servings() {
