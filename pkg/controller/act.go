@@ -14,7 +14,6 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
-	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
@@ -39,66 +38,83 @@ const (
 
 // actor writes the outcomes of decisions to the API server.
 type actor struct {
-	*Config
-	providers map[string]Provider
+	rules *verifier.Rules
 	// client reads requests from the cache, and writes.
 	client        client.Client
 	records       *records.Store
-	recorder      *recorder
+	issuer        issuer
+	operator      signing.Limits
+	revocation    *Revocation
+	challenged    func(name string)
+	now           func() time.Time
 	machineLimits *fairqueue.Limiters
 	lastWrites    lastWrites
 	unpublished   unpublished
 }
 
-// act carries out a decision of the rules. Three denials are elsewhere: of an expired hello
-// (proceed), of a request whose record belongs to another cluster (retryConflicts), and of a hello
-// whose proof has its certificate (closeHello).
-func (a *actor) act(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) (ctrl.Result, error) {
+// written is what carrying out a decision has written.
+type written struct {
+	// request is the request as the API server stored it, nil if it was not written.
+	request *certificatesv1.CertificateSigningRequest
+	// record is the record of the approved or signed certificate, else nil.
+	record *v1alpha1.NodeAttestation
+	// certificate is the published chain, and warnings are those of its approval. Both go into the
+	// decision record.
+	certificate []byte
+	warnings    verifier.Refusals
+	// requeueAfter is the time until the next decision, 0 if an event starts it.
+	requeueAfter time.Duration
+}
+
+// act carries out a decision that writes nothing but the request itself. Reconcile approves proofs
+// and signs. Three denials are elsewhere: of an expired hello (Reconcile), of a request whose
+// record belongs to another cluster (retryConflict), and of a hello whose proof has its certificate
+// (closeHello).
+func (a *actor) act(ctx context.Context, in *inputs, d verifier.Decision) (done written, err error) {
+	if in.claim.Rehearsal {
+		return a.rehearse(ctx, in, d)
+	}
 	switch d.Outcome {
 	case verifier.Ignore:
-		return ctrl.Result{}, nil
 	case verifier.Deny:
-		return ctrl.Result{}, a.refuse(ctx, object, s, d)
+		done.request, err = a.refuse(ctx, in, d)
 	case verifier.Fail:
-		return ctrl.Result{}, a.fail(ctx, object, d)
+		done.request, err = a.fail(ctx, in.Request, d)
 	case verifier.Challenge:
-		return a.challenge(ctx, object, s)
-	case verifier.Approve:
-		return ctrl.Result{}, a.approve(ctx, object, s, d)
-	case verifier.Sign:
-		return a.sign(ctx, object, s, d)
+		return a.challenge(ctx, in)
 	case verifier.SignServing:
-		return ctrl.Result{}, a.signServing(ctx, object, s, d)
+		done.certificate, err = a.signServing(ctx, in, d)
 	case verifier.ApproveServing:
-		_, err := a.addApproval(ctx, object, ReasonServing, "the machine that has attested has these addresses, as was verified by "+Name)
-		return ctrl.Result{}, err
+		done.request, err = a.addApproval(ctx, in.Request, ReasonServing, "the machine that has attested has these addresses, as was verified by "+Name)
 	case verifier.ApproveUnattested:
-		_, err := a.addApproval(ctx, object, ReasonUnattested, "the node is in unattestedNodes: nothing was verified by "+Name)
-		return ctrl.Result{}, err
+		done.request, err = a.addApproval(ctx, in.Request, ReasonUnattested, "the node is in unattestedNodes: nothing was verified by "+Name)
+	default:
+		err = fmt.Errorf("the outcome %v cannot be carried out", d.Outcome)
 	}
-	return ctrl.Result{}, fmt.Errorf("no such outcome: %v", d.Outcome)
+	return done, err
 }
 
 // challenge answers a hello whose evidence was accepted.
-func (a *actor) challenge(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot) (ctrl.Result, error) {
-	if s.challenger == nil {
-		return ctrl.Result{}, fmt.Errorf("provider %s has one round, and no challenge", s.provider.Name())
+func (a *actor) challenge(ctx context.Context, in *inputs) (written, error) {
+	if in.challenger == nil {
+		return written{}, fmt.Errorf("provider %s has one round, and no challenge", in.provider.Name())
 	}
-	value, expires, err := s.challenger.Challenge(object, s.ekNamed, s.input.Now)
+	value, expires, err := in.challenger.Challenge(in.Request, in.ekNamed, in.Now)
 	if err != nil {
-		return ctrl.Result{}, err
+		return written{}, err
 	}
-	challenged, err := a.annotate(ctx, object, map[string]any{
-		attestation.AnnotationChallenge: value, attestation.AnnotationEK: "sha256:" + s.input.Evidence.EK, attestation.AnnotationWaiting: nil,
+	challenged, err := a.annotate(ctx, in.Request, map[string]any{
+		attestation.AnnotationChallenge: value, attestation.AnnotationEK: "sha256:" + in.Evidence.EK, attestation.AnnotationWaiting: nil,
 	})
 	if err != nil {
-		return ctrl.Result{}, err
+		return written{}, err
 	}
 	a.lastWrites.set(challenged)
-	if !s.claim.Rehearsal { // the policy watch tries to approve a real hello
-		a.Challenged(object.Name)
+	if in.claim.Rehearsal {
+		return written{request: challenged}, nil // nobody closes this hello
 	}
-	return ctrl.Result{RequeueAfter: expires.Sub(s.input.Now) + closeDelay}, nil
+	a.challenged(in.Request.Name) // the policy watch tries to approve a real hello
+	return written{request: challenged, requeueAfter: expires.Sub(in.Now) + closeDelay}, nil
 }
 
 // annotate sets annotations on the version of the object that was judged, and returns the object as
@@ -135,73 +151,71 @@ func (a *actor) addCondition(ctx context.Context, object *certificatesv1.Certifi
 
 // refuse denies. If the hello's version is not supported, refuse first annotates the supported
 // versions.
-func (a *actor) refuse(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) error {
-	if s.challenger != nil && string(d.Refusals.Reason()) == attestation.ReasonVersion {
-		annotated, err := a.annotate(ctx, object, map[string]any{attestation.AnnotationVersions: s.challenger.Versions().String()})
+func (a *actor) refuse(ctx context.Context, in *inputs, d verifier.Decision) (*certificatesv1.CertificateSigningRequest, error) {
+	request := in.Request
+	if in.challenger != nil && string(d.Refusals.Reason()) == attestation.ReasonVersion {
+		annotated, err := a.annotate(ctx, request, map[string]any{attestation.AnnotationVersions: in.challenger.Versions().String()})
 		if err != nil {
-			return err
+			return nil, err
 		}
-		object = annotated
+		request = annotated
 	}
-	return a.deny(ctx, object, string(d.Refusals.Reason()), d.Refusals.Error())
+	return a.deny(ctx, request, string(d.Refusals.Reason()), d.Refusals.Error())
 }
 
-func (a *actor) deny(ctx context.Context, object *certificatesv1.CertificateSigningRequest, reason, message string) error {
-	_, err := a.addCondition(ctx, object, statuspatch.Condition(certificatesv1.CertificateDenied, reason, message))
-	return err
+func (a *actor) deny(ctx context.Context, request *certificatesv1.CertificateSigningRequest, reason, message string) (*certificatesv1.CertificateSigningRequest, error) {
+	return a.addCondition(ctx, request, statuspatch.Condition(certificatesv1.CertificateDenied, reason, message))
 }
 
 // fail marks an approved request that must not be signed as failed. It writes through /approval,
 // since /status would need the right to sign.
-func (a *actor) fail(ctx context.Context, object *certificatesv1.CertificateSigningRequest, d verifier.Decision) error {
-	_, err := a.addCondition(ctx, object, statuspatch.Condition(certificatesv1.CertificateFailed, string(d.Refusals.Reason()), d.Refusals.Error()))
-	return err
+func (a *actor) fail(ctx context.Context, request *certificatesv1.CertificateSigningRequest, d verifier.Decision) (*certificatesv1.CertificateSigningRequest, error) {
+	return a.addCondition(ctx, request, statuspatch.Condition(certificatesv1.CertificateFailed, string(d.Refusals.Reason()), d.Refusals.Error()))
 }
 
-// approve writes the record, then approves. The record is the lock: it names one of two requests
-// that might both pass. If another record was written meanwhile that contradicts this one, approve
-// returns a conflict. Afterwards the snapshot has the versions that the API server stored.
-func (a *actor) approve(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) error {
-	record := s.recordFor(d.Grant.Record.Machine)
+// recordGrant writes the record of a grant, and returns it as the API server stored it. The record
+// is the lock: it names one of two requests that might both pass. So a write on another version, or
+// a rival, is a conflict.
+func (a *actor) recordGrant(ctx context.Context, in *inputs, d verifier.Decision) (*v1alpha1.NodeAttestation, error) {
+	record := in.recordFor(d.Grant.Record.Machine)
 	if record == nil {
 		var err error
 		if record, err = a.records.New(d.Grant.Record); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	records.SetGrant(record, d.Grant.Record, object, s.input.Hello, s.input.Now)
+	records.SetGrant(record, d.Grant.Record, in.Request, in.Hello, in.Now)
 	if err := a.writeRecord(ctx, record); err != nil {
-		return err
+		return nil, err
 	}
-	s.set(record, a.records.Record(record))
-	if err := a.checkSole(ctx, s, record); err != nil {
-		return err
-	}
-	withApproval, err := a.addApproval(ctx, object, ReasonApproved, "the evidence was verified by "+Name)
-	if err != nil {
-		return err
-	}
-	// only a written approval counts towards the limit
-	a.machineLimits.Take(d.Grant.Record.Machine.Name, a.Now())
-	s.input.Request = withApproval
-	return nil
+	return record, a.checkSole(ctx, in, record)
 }
 
 // checkSole runs after the record was written. It looks for rivals: records with the same node name
-// or EK. A rival that is not in the snapshot was not judged, so the error is a conflict. Of two
+// or EK. A rival that is not among the inputs was not judged, so the error is a conflict. Of two
 // writers that contradict each other, the second one sees the first one's record.
-func (a *actor) checkSole(ctx context.Context, s *snapshot, record *v1alpha1.NodeAttestation) error {
+func (a *actor) checkSole(ctx context.Context, in *inputs, record *v1alpha1.NodeAttestation) error {
 	items, err := a.records.FindRivals(ctx, record)
 	if err != nil {
 		return err
 	}
 	for i := range items {
-		if !s.has(&items[i]) {
+		if rival := &items[i]; !isSameVersion(rival, record) && (rival.UID == record.UID || !in.has(rival)) {
 			return apierrors.NewConflict(v1alpha1.GroupVersion.WithResource("nodeattestations").GroupResource(), record.Name,
-				fmt.Errorf("the record %s was written meanwhile", items[i].Name))
+				fmt.Errorf("the record %s was written meanwhile", rival.Name))
 		}
 	}
 	return nil
+}
+
+// approve approves a proof, and returns it as the API server stored it. Only a written approval
+// counts towards the machine's limit.
+func (a *actor) approve(ctx context.Context, in *inputs, d verifier.Decision) (*certificatesv1.CertificateSigningRequest, error) {
+	request, err := a.addApproval(ctx, in.Request, ReasonApproved, "the evidence was verified by "+Name)
+	if err == nil {
+		a.machineLimits.Take(d.Grant.Record.Machine.Name, a.now())
+	}
+	return request, err
 }
 
 // addApproval approves. No other function does. It returns the request as the API server stored it.
@@ -209,155 +223,97 @@ func (a *actor) addApproval(ctx context.Context, object *certificatesv1.Certific
 	return a.addCondition(ctx, object, statuspatch.Condition(certificatesv1.CertificateApproved, string(reason), message))
 }
 
-// sign issues the certificate. It writes the certificate into the record first, so that each
-// published certificate is in a record. If the node has a revoked certificate, a later call
-// publishes the new one: API servers refuse it until the policies have it.
-func (a *actor) sign(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) (ctrl.Result, error) {
-	record := s.recordFor(d.Grant.Record.Machine)
+// sign returns a certificate for a granted request, and the record that has it. So each certificate
+// is in a record before it is published. warnings are those of the approval. It returns the
+// certificate that an earlier call issued and did not publish, unless that was revoked since, or
+// somebody replaced the record.
+func (a *actor) sign(ctx context.Context, in *inputs, d verifier.Decision, warnings verifier.Refusals) (*issuedCertificate, *v1alpha1.NodeAttestation, error) {
+	record := in.recordFor(d.Grant.Record.Machine)
 	if record == nil {
-		return ctrl.Result{}, errors.New("no record to write the certificate into")
+		return nil, nil, errors.New("no record to write the certificate into")
 	}
-	c := a.unpublished.get(object)
-	// There is no certificate yet, it was revoked before it was published, or somebody replaced the
-	// record.
-	if c == nil || !records.HasCertificate(record, c.fingerprint) || a.Revocation.isRevoked(c.fingerprint) {
-		var err error
-		if c, err = a.issue(ctx, object, s, d, record); err != nil {
-			return ctrl.Result{}, err
-		}
+	if c := a.unpublished.get(in.Request); c != nil && records.HasCertificate(record, c.fingerprint) && !a.revocation.isRevoked(c.fingerprint) {
+		return c, record, nil
 	}
-	if wait := a.untilAccepted(c); wait > 0 {
-		a.unpublished.keep(object, c)
-		s.publishLater = true
-		log.FromContext(ctx).Info("the certificate is published once policies have it, since another one of the node is revoked", "node", c.node, "sha256", c.fingerprint)
-		return ctrl.Result{RequeueAfter: wait}, nil
-	}
-	if err := a.publish(ctx, object, c.chain); err != nil {
-		return ctrl.Result{}, err
-	}
-	a.unpublished.forget(object.Name)
-	s.issued, s.approvalWarnings = c.chain, c.warnings
-	return ctrl.Result{}, a.closeHello(ctx, s.input.Hello, object.Name)
-}
-
-// issue issues a certificate and writes it into the record.
-func (a *actor) issue(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision, record *v1alpha1.NodeAttestation) (*issuedCertificate, error) {
-	ca, err := a.CA.CA(ctx, a.Now())
+	ca, err := a.issuer.ca(ctx, a.now())
 	if err != nil {
-		return nil, err // the CA was available when the snapshot was made
+		return nil, nil, err // the CA was available when the inputs were collected
 	}
-	chain, err := signing.Issue(ca, grantOf(object, d), a.limits(d), s.input.Now, rand.Reader)
+	chain, err := signing.Issue(ca, grantOf(in, d), a.limits(d), in.Now, rand.Reader)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	fingerprint, err := records.AddCertificate(record, object, chain, a.Revocation.lastBefore(record), s.input.Now)
+	fingerprint, err := records.AddCertificate(record, in.Request, chain, a.revocation.lastBefore(record), in.Now)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if err := a.writeRecord(ctx, record); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	s.set(record, a.records.Record(record))
-	return &issuedCertificate{object.UID, d.Grant.NodeName, fingerprint, chain, s.approvalWarnings}, nil
+	return &issuedCertificate{in.Request.UID, d.Grant.NodeName, fingerprint, chain, warnings}, record, nil
 }
 
 // untilAccepted returns how long to wait until API servers accept writes with the certificate.
 func (a *actor) untilAccepted(c *issuedCertificate) time.Duration {
-	return a.Revocation.untilAccepted(c.node, c.fingerprint)
+	return a.revocation.untilAccepted(c.node, c.fingerprint)
+}
+
+// untilPublished returns how long to wait until an issued certificate of a request can be
+// published, 0 if there is none.
+func (a *actor) untilPublished(request *certificatesv1.CertificateSigningRequest) time.Duration {
+	if c := a.unpublished.get(request); c != nil {
+		return a.untilAccepted(c)
+	}
+	return 0
+}
+
+func (a *actor) keepUnpublished(ctx context.Context, request *certificatesv1.CertificateSigningRequest, c *issuedCertificate) {
+	a.unpublished.keep(request, c)
+	log.FromContext(ctx).Info("the certificate is published once policies have it, since another one of the node is revoked", "node", c.node, "sha256", c.fingerprint)
 }
 
 // signServing issues a serving certificate. It is in no record, since it authenticates no request
 // to the API server.
-func (a *actor) signServing(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) error {
-	ca, err := a.CA.CA(ctx, a.Now())
+func (a *actor) signServing(ctx context.Context, in *inputs, d verifier.Decision) ([]byte, error) {
+	ca, err := a.issuer.ca(ctx, a.now())
 	if err != nil {
-		return err // the CA was available when the snapshot was made
+		return nil, err // the CA was available when the inputs were collected
 	}
 	addresses := d.Grant.Addresses
 	chain, err := signing.IssueServing(ca, signing.ServingGrant{
-		Grant: grantOf(object, d), DNSNames: addresses.DNSNames, IPs: addresses.IPs,
-	}, a.limits(d), s.input.Now, rand.Reader)
+		Grant: grantOf(in, d), DNSNames: addresses.DNSNames, IPs: addresses.IPs,
+	}, a.limits(d), in.Now, rand.Reader)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	s.issued = chain
-	return a.publish(ctx, object, chain)
+	return chain, a.publish(ctx, in.Request, chain)
 }
 
-func grantOf(object *certificatesv1.CertificateSigningRequest, d verifier.Decision) signing.Grant {
-	return signing.Grant{NodeName: d.Grant.NodeName, PublicKey: d.Grant.PublicKey, ExpirationSeconds: object.Spec.ExpirationSeconds}
+func grantOf(in *inputs, d verifier.Decision) signing.Grant {
+	return signing.Grant{NodeName: d.Grant.NodeName, PublicKey: d.Grant.PublicKey, ExpirationSeconds: in.Request.Spec.ExpirationSeconds}
 }
 
 // limits returns the operator's limits, shortened to the lifetime that the grant allows.
 func (a *actor) limits(d verifier.Decision) signing.Limits {
-	limits := a.Limits
+	limits := a.operator
 	if most := d.Grant.MaxLifetime; most > 0 {
 		limits.Max, limits.Default = min(limits.Max, most), min(limits.Default, most)
 	}
 	return limits
 }
 
-func (a *actor) publish(ctx context.Context, object *certificatesv1.CertificateSigningRequest, chain []byte) error {
-	_, err := a.writeStatus(ctx, object, "status", map[string]any{"certificate": chain})
+// publishIssued publishes a certificate that is in a record.
+func (a *actor) publishIssued(ctx context.Context, request *certificatesv1.CertificateSigningRequest, c *issuedCertificate) error {
+	err := a.publish(ctx, request, c.chain)
+	if err == nil {
+		a.unpublished.forget(request.Name)
+	}
 	return err
 }
 
-// finish completes the steps of a finished request that are missing after a crash, or because
-// another signer issued. It writes the certificate into the record, closes the hello, and makes the
-// decision record. A request that no record names was issued by somebody else. It may refer to a
-// hello that is not its own, so finish leaves it alone.
-func (a *actor) finish(ctx context.Context, object *certificatesv1.CertificateSigningRequest) error {
-	if a.Audit || len(object.Status.Certificate) == 0 {
-		return nil
-	}
-	claim, _ := a.Rules.ParseClaim(object)
-	provider := a.providers[claim.Provider]
-	if claim.Hello || provider == nil {
-		return nil
-	}
-	var hello *certificatesv1.CertificateSigningRequest
-	if challenger, ok := provider.(Challenger); ok {
-		var err error
-		// the cache suffices: a stale hello causes a conflict
-		if hello, err = FindHello(ctx, a.client, challenger, object); err != nil {
-			return err
-		}
-	}
-	if a.CA != nil && (hello == nil || stateOf(hello) != pending || a.lastWrites.closed(hello)) {
-		return nil
-	}
-	record, err := a.recordNaming(ctx, object)
-	if record == nil || err != nil {
-		return err
-	}
-	if a.CA == nil && !records.HasCertificateFor(record, object.UID) {
-		fingerprint, err := records.AddCertificate(record, object, object.Status.Certificate, a.Revocation.lastBefore(record), a.Now())
-		if err != nil {
-			return err
-		}
-		if err := a.writeRecord(ctx, record); err != nil {
-			return err
-		}
-		// this wakes a round that puts the certificate into the policies; the node has it already
-		a.Revocation.untilAccepted(record.Spec.NodeName, fingerprint)
-		a.recorder.recordIssued(ctx, object, hello, a.records.Record(record))
-	}
-	if hello == nil || record.Status.Hello == nil || record.Status.Hello.UID != hello.UID {
-		return nil
-	}
-	if records.HasCertificateFor(record, object.UID) {
-		a.recorder.recordIssued(ctx, object, hello, a.records.Record(record))
-	}
-	return a.closeHello(ctx, hello, object.Name)
-}
-
-// recordNaming returns the record whose status.request is this request, nil if there is none.
-func (a *actor) recordNaming(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (*v1alpha1.NodeAttestation, error) {
-	items, err := a.records.Find(ctx, v1alpha1.FieldRequestUID, string(object.UID))
-	if err != nil || len(items) == 0 {
-		return nil, err
-	}
-	return &items[0], nil
+func (a *actor) publish(ctx context.Context, request *certificatesv1.CertificateSigningRequest, chain []byte) error {
+	_, err := a.writeStatus(ctx, request, "status", map[string]any{"certificate": chain})
+	return err
 }
 
 // closeHello denies a hello whose proof got its certificate. Denial is the only way to end a hello,
@@ -368,7 +324,7 @@ func (a *actor) closeHello(ctx context.Context, hello *certificatesv1.Certificat
 		return nil
 	}
 	a.lastWrites.setClosed(hello) // before the cache can show the denial
-	err := a.deny(ctx, hello, string(ReasonCompleted), completedMessage(proof))
+	_, err := a.deny(ctx, hello, string(ReasonCompleted), completedMessage(proof))
 	if err == nil {
 		return nil
 	}

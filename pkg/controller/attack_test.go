@@ -202,12 +202,12 @@ func TestNamedEKOfAnIndexedMachine(t *testing.T) {
 		named, hello := false, helloNamed("h")
 		c, _ := newAttacked(t, Config{Machines: source, Providers: []Provider{askedTPM{named: &named}}}, hello)
 		s, err := c.collector.collect(t.Context(), hello, verifier.Claim{Provider: "tpm", Hello: true, NodeName: "worker-9"}, time.Now(),
-			passes[len(passes)-1], &memo{evidence: map[evidenceKey]verifier.Evidence{}})
+			passes[len(passes)-1], newMemo())
 		if err != nil {
 			t.Fatal(err)
 		}
 		if !s.ekNamed || !named {
-			t.Errorf("%s: the provider is asked about an EK that nothing names; %d machines", name, len(s.input.Machines))
+			t.Errorf("%s: the provider is asked about an EK that nothing names; %d machines", name, len(s.Machines))
 		}
 	}
 }
@@ -227,13 +227,13 @@ func TestAttestedSince(t *testing.T) {
 		"since":                    {&metav1.Time{Time: filed.Add(time.Second)}, true},
 		"nothing says when it was": {nil, true},
 	} {
-		s := &snapshot{records: []v1alpha1.NodeAttestation{{}}}
-		s.records[0].Status.LastAttested = c.attested
+		s := &inputs{objects: []v1alpha1.NodeAttestation{{}}}
+		s.objects[0].Status.LastAttested = c.attested
 		if got := s.attestedSince(hello); got != c.want {
 			t.Errorf("%s: %t", name, got)
 		}
 	}
-	if (&snapshot{}).attestedSince(hello) {
+	if (&inputs{}).attestedSince(hello) {
 		t.Error("without a record: creating one fails if there is one")
 	}
 }

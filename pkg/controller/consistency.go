@@ -3,9 +3,11 @@
 package controller
 
 import (
+	"context"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
@@ -36,7 +38,7 @@ const (
 	assumed
 )
 
-// pass is one attempt at a decision. If its inputs are not good enough for its outcome, decide
+// pass is one attempt at a decision. If its inputs are not good enough for its outcome, Reconcile
 // writes nothing and tries the next pass.
 type pass struct {
 	consistency Consistency
@@ -45,6 +47,14 @@ type pass struct {
 	applies func(situation) bool
 	// sufficientFor reports whether the outcome may be carried out.
 	sufficientFor func(situation, verifier.Outcome) bool
+}
+
+// logUnjudged logs why evidence could not be judged. The node gets the reason without the cause. A
+// waiting request, whose evidence is judged again each time, is not logged again.
+func (p pass) logUnjudged(ctx context.Context, in *inputs) {
+	if err := in.Evidence.Err; err != nil && !isVerdict(err) && p.evidence == judged {
+		log.FromContext(ctx).Info("the evidence could not be judged", "request", in.Request.Name, "cause", err.Error())
+	}
 }
 
 // situation has the facts that select the passes of a request.
@@ -63,8 +73,8 @@ type situation struct {
 	attests bool
 	// challenges says that the provider has two rounds.
 	challenges bool
-	// audit is Config.Audit.
-	audit bool
+	// writes says that the decision is carried out, and not only reported (audit mode).
+	writes bool
 }
 
 // passes defines the consistency that each decision needs. They are tried in this order. Each
@@ -97,14 +107,14 @@ var passes = []pass{
 		// so it cannot detect a stale cache.
 		consistency: Cached, evidence: judged,
 		applies: func(s situation) bool {
-			return s.cacheInSync && s.pending && s.attests && !s.audit && (s.hello || s.cacheKeepsUp)
+			return s.cacheInSync && s.pending && s.attests && s.writes && (s.hello || s.cacheKeepsUp)
 		},
 		sufficientFor: func(s situation, o verifier.Outcome) bool { return s.hello || o == verifier.Approve },
 	},
 	{
 		// Everything else. Signing needs the record that was written before the approval
-		// (verifier.Rules.JudgeSigning). After its own approval, decide already has that record and
-		// signs without this pass.
+		// (verifier.Rules.JudgeSigning). After its own approval, Reconcile already has that record
+		// and signs without this pass.
 		consistency: Live, evidence: judged,
 		applies:       func(situation) bool { return true },
 		sufficientFor: func(situation, verifier.Outcome) bool { return true },
@@ -119,6 +129,6 @@ func (c *Controller) situationOf(object *certificatesv1.CertificateSigningReques
 		cacheInSync: c.records.InSync(), cacheKeepsUp: c.records.KeepsUp(),
 		pending: stateOf(object) == pending, waiting: c.retries.Waits(object.Name, object.UID), overdue: !now.Before(c.Rules.Deadline(object)),
 		hello: claim.Hello, attests: provider != nil && !claim.Serving, challenges: challenges,
-		audit: c.Audit,
+		writes: c.carriesOut(claim),
 	}
 }

@@ -25,7 +25,7 @@ func situations() (all []situation) {
 		bit := func(i int) bool { return bits>>i&1 == 1 }
 		all = append(all, situation{
 			cacheInSync: bit(0), cacheKeepsUp: bit(1), pending: bit(2), waiting: bit(3), overdue: bit(4),
-			hello: bit(5), attests: bit(6), challenges: bit(7), audit: bit(8),
+			hello: bit(5), attests: bit(6), challenges: bit(7), writes: bit(8),
 		})
 	}
 	return all
@@ -40,7 +40,7 @@ func TestPasses(t *testing.T) {
 			want := map[assessment]bool{
 				remembered: cached && s.waiting && outcome == verifier.Wait,
 				assumed:    cached && s.hello && s.challenges && !s.waiting && !s.overdue && outcome == verifier.Deny,
-				judged:     cached && s.attests && !s.audit && (s.hello || s.cacheKeepsUp && outcome == verifier.Approve),
+				judged:     cached && s.attests && s.writes && (s.hello || s.cacheKeepsUp && outcome == verifier.Approve),
 			}
 			got := map[assessment]bool{}
 			for _, p := range passes[:len(passes)-1] {

@@ -4,19 +4,19 @@
 // challenges hellos, judges proofs by the rules of pkg/verifier, keeps a record of each machine,
 // approves, and signs. An infrastructure provider embeds it in a manager of its own.
 //
-// The controller writes a decision in four steps: the record, the approval, the certificate into
-// the record, and the certificate into the request. Each step is idempotent. After a crash between
-// two steps, the next decision continues from there.
+// Reconcile tells the way of a request in ten steps, and docs/architecture.md has them, too. Each
+// step is idempotent. After a crash between two steps, the next call continues from there.
 //
-// Reading order, as in the chart of docs/architecture.md:
+// Reading order:
 //   - requestcache.go, intake.go and machinewatch.go: what is queued, and in which order
-//   - reconcile.go: the steps of one reconciliation
+//   - reconcile.go: the ten steps
 //   - consistency.go: how stale the inputs of a decision may be
-//   - snapshot.go, with machines.go and provider.go: collects the inputs
-//   - act.go, with unpublished.go; waiting.go, writeerror.go: the writes
+//   - collect.go makes inputs.go, with machines.go and provider.go
+//   - issuer.go: this Controller signs, or another signer does
+//   - act.go, with unpublished.go; rehearsal.go, waiting.go, writeerror.go: the writes
 //   - report.go, recordevents.go, subject.go: log, metrics and Events
 //   - recorder.go: the record of each final decision
-//   - issued.go, ekchanges.go, revoke.go: what else is watched
+//   - finish.go, issued.go, ekchanges.go, revoke.go: what else is watched
 package controller
 
 import (
@@ -100,6 +100,7 @@ type Config struct {
 type Controller struct {
 	*Config
 	providers map[string]Provider
+	issuer    issuer
 	client    client.Client
 	// live reads from the API server.
 	live    client.Reader
@@ -178,16 +179,16 @@ func New(config Config, clients Clients) (*Controller, error) {
 	}
 	c.client, c.live = clients.Client, clients.Live
 	c.records = records.NewStore(clients.Records, c.Namespace, c.Owned)
-	writes, recorder := lastWrites{lru.New(maxLastWrites)}, newRecorder(c.Config)
+	writes, recorder := lastWrites{lru.New(maxLastWrites)}, newRecorder(c.Config, c.issuer)
 	c.intake = &intake{Config: c.Config, queue: c.queue, cached: c.client}
 	c.collector = &collector{
-		Config: c.Config, providers: c.providers, cached: c.client, live: c.live, records: c.records, retries: c.retries, intake: c.intake, lastWrites: writes,
+		Config: c.Config, providers: c.providers, cached: c.client, live: c.live, records: c.records, retries: c.retries, intake: c.intake, lastWrites: writes, issuer: c.issuer,
 	}
 	c.actor = &actor{
-		Config: c.Config, providers: c.providers, client: c.client, records: c.records, recorder: recorder,
+		rules: c.Rules, client: c.client, records: c.records, issuer: c.issuer, operator: c.Limits, revocation: c.Revocation, challenged: c.Challenged, now: c.Now,
 		machineLimits: fairqueue.NewLimiters(c.Rates.Machine), lastWrites: writes,
 	}
-	c.reporter = newReporter(c.Config, clients, c.retries, recorder)
+	c.reporter = newReporter(c.Config, clients, c.retries, recorder, c.issuer)
 	c.issuedWatch = &issuedWatch{Config: c.Config, live: c.live, records: c.records, actor: c.actor, reporter: c.reporter}
 	c.noEvidence = &noEvidenceWatch{Config: c.Config, intake: c.intake, cached: c.client}
 	if c.Requests != nil {
@@ -252,7 +253,7 @@ func (c *Controller) options(log logr.Logger) controller.Options {
 
 // newController checks a configuration. A missing field is an error: it must never disable a rule.
 func newController(config Config) (*Controller, error) {
-	c := &Controller{Config: &config, providers: map[string]Provider{}}
+	c := &Controller{Config: &config, providers: map[string]Provider{}, issuer: newIssuer(config.CA)}
 	switch {
 	case c.Rules == nil:
 		return nil, errors.New("controller: there are no rules")

@@ -14,107 +14,206 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
 	csrstate "github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// retryDelay is the time until the next decision on a request if no watch event will show that the
-// obstacle is gone. It also bounds the back-off after failures.
-const retryDelay = time.Second
+const (
+	// retryDelay is the time until the next decision on a request if no watch event will show that
+	// the obstacle is gone. It also bounds the back-off after failures.
+	retryDelay = time.Second
+	// conflictDelay is the time until the next decision if another writer was faster.
+	conflictDelay = retryDelay / 10
+	// refusedVerdictDelay is the time between two attempts to write on a rehearsal. A cluster whose
+	// RBAC is older than this release refuses each one, and a rehearsal stays for a day.
+	refusedVerdictDelay = 10 * time.Minute
+)
 
-// Reconcile decides on one request, if there is something to decide, and reports a write that the
-// API server refused. The queue has already applied the rate limits (R1).
-func (c *Controller) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
-	object := &certificatesv1.CertificateSigningRequest{}
-	if err := c.client.Get(ctx, request.NamespacedName, object); err != nil {
-		c.forget(request.Name)
+// Reconcile takes a request from its event to its certificate. The queue has already applied the
+// rate limits (R1). Each write names the version that was read, so a lost race is a conflict, and
+// the next decision reads what the other writer wrote. After a crash between two steps, the next
+// call continues with the step that is missing.
+func (c *Controller) Reconcile(ctx context.Context, key ctrl.Request) (result ctrl.Result, err error) {
+	now, arrived := c.Now(), time.Now()
+
+	// 1. Load the request from the cache.
+	request := &certificatesv1.CertificateSigningRequest{}
+	if err := c.client.Get(ctx, key.NamespacedName, request); err != nil {
+		c.forget(key.Name)
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if stateOf(object) == finished { // the cache shows that a hello is closed
-		c.actor.lastWrites.forget(object)
+
+	// 2. Classify it. Most events leave nothing to decide.
+	if stateOf(request) == finished { // the cache shows that a hello is closed
+		c.actor.lastWrites.forget(request)
 	}
-	if !c.intake.isOurs(object) {
+	if !c.intake.isOurs(request) {
 		c.forget(request.Name)
-		return c.issuedWatch.noticeIssued(ctx, object)
+		return c.issuedWatch.noticeIssued(ctx, request)
 	}
-	result, err := c.proceed(ctx, object)
-	if isWriteRefused(err) {
-		c.reporter.reportWriteRefused(ctx, object, err)
-		if attestation.IsRehearsalSigner(object.Spec.SignerName) {
-			return ctrl.Result{RequeueAfter: refusedVerdictDelay}, nil
-		}
-	}
-	return result, err
-}
-
-// refusedVerdictDelay is the time between two attempts to write on a rehearsal. A cluster whose
-// RBAC is older than this release refuses each one, and a rehearsal stays for a day.
-const refusedVerdictDelay = 10 * time.Minute
-
-// proceed takes the next step for a request of ours, by its state.
-func (c *Controller) proceed(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (ctrl.Result, error) {
-	now, began, restored := c.Now(), time.Now(), false
-	switch stateOf(object) {
+	defer func() { result, err = c.retryRefusedWrite(ctx, request, result, err) }()
+	restored := false
+	switch stateOf(request) {
 	case finished:
-		c.forget(object.Name)
-		if err := c.actor.finish(ctx, object); err != nil {
+		c.forget(request.Name)
+		if err := c.finish(ctx, request); err != nil {
 			return ctrl.Result{}, err
 		}
-		return c.issuedWatch.noticeIssued(ctx, object)
+		return c.issuedWatch.noticeIssued(ctx, request)
 	case approved:
-		if issued := c.actor.unpublished.get(object); issued != nil {
-			if wait := c.actor.untilAccepted(issued); wait > 0 {
-				return ctrl.Result{RequeueAfter: wait}, nil
-			}
+		if wait := c.actor.untilPublished(request); wait > 0 {
+			return ctrl.Result{RequeueAfter: wait}, nil
 		}
 		// another signer may have issued the certificate since
-		if err := c.live.Get(ctx, client.ObjectKeyFromObject(object), object); err != nil {
+		if err := c.live.Get(ctx, key.NamespacedName, request); err != nil {
 			return ctrl.Result{}, client.IgnoreNotFound(err)
 		}
 	case pending:
-		expires, challenged := c.intake.challengeExpiry(object, now)
-		if c.intake.rehearsalIsDone(object, challenged, now) {
+		expires, challenged := c.intake.challengeExpiry(request, now)
+		if c.intake.rehearsalIsDone(request, challenged, now) {
 			return ctrl.Result{}, nil
 		}
 		if challenged && (mayGetProof(expires, now) || c.Audit) {
-			c.intake.limit(object)
+			c.intake.limit(request)
 			// In audit mode the challenge may have ended already: then wait for closeDelay.
 			return ctrl.Result{RequeueAfter: max(expires.Add(closeDelay).Sub(now), closeDelay)}, nil
 		}
-		if restored = c.intake.isDropped(object); restored {
-			if same, err := c.restore(ctx, object); err != nil {
-				return ctrl.Result{}, err
-			} else if !same {
-				return ctrl.Result{RequeueAfter: retryDelay}, nil
+		if restored = c.intake.isDropped(request); restored {
+			whole, err := c.restore(ctx, request)
+			if err != nil || whole == nil {
+				return ctrl.Result{RequeueAfter: retryDelay}, err
 			}
+			request = whole
 		}
 		if challenged { // no proof followed: close the hello
-			err := c.denyUnjudged(ctx, object, verifier.ReasonHelloExpired, "no proof came before the challenge ran out", now)
-			c.queue.Charge(object.Spec.Username, time.Since(began))
+			err := c.denyUnjudged(ctx, request, verifier.ReasonHelloExpired, "no proof came before the challenge ran out", now)
+			c.queue.Charge(request.Spec.Username, time.Since(arrived))
 			return ctrl.Result{}, err
 		}
 	}
-	outcome, result, err := c.decide(ctx, object, now)
-	if restored || outcome == verifier.Deny {
-		c.queue.Charge(object.Spec.Username, time.Since(began))
+	claim, ours := c.Rules.ParseClaim(request)
+	if !ours { // another request of the same name replaced it
+		return ctrl.Result{}, nil
 	}
-	return result, err
+	var d verifier.Decision
+	defer func() {
+		if restored || d.Outcome == verifier.Deny {
+			c.queue.Charge(request.Spec.Username, time.Since(arrived))
+		}
+	}()
+	began, situation, known := time.Now(), c.situationOf(request, claim, now), newMemo()
+	for _, p := range passes {
+		if !p.applies(situation) {
+			continue
+		}
+
+		// 3. Collect the inputs, as fresh as the pass defines.
+		in, err := c.collector.collect(ctx, request, claim, now, p, known)
+		if err != nil {
+			return ctrl.Result{}, err
+		}
+
+		// 4. Judge them. If they do not suffice for the outcome, nothing is written.
+		d = c.judge(in)
+		if !p.sufficientFor(situation, d.Outcome) {
+			continue
+		}
+		p.logUnjudged(ctx, in)
+		took, write, done := time.Since(began), c.carriesOut(claim), written{}
+
+		if d.Outcome == verifier.Approve && write {
+			// 5. Write the record. It is the lock: it names one of two requests that might both
+			// pass. A record that contradicts it and was written meanwhile is a conflict.
+			if done.record, err = c.actor.recordGrant(ctx, in, d); err == nil {
+				// 6. Approve. The record now proves that this Controller did.
+				done.request, err = c.actor.approve(ctx, in, d)
+			}
+			if isStale(err) && p.consistency == Cached {
+				continue
+			}
+			if err == nil {
+				c.reporter.report(ctx, in, d, done, took)
+			}
+			if err != nil || !c.issuer.issues() {
+				return c.retryConflict(ctx, request, now, ctrl.Result{}, err)
+			}
+			// Sign now, without reading again what this call wrote. The rules judge all of it
+			// again. If a step fails, the event of the approval queues the request again.
+			began = time.Now()
+			done.warnings, in = d.Warnings, in.approved(done.request, done.record, c.records.Record(done.record))
+			d = c.judge(in)
+			took = time.Since(began)
+		}
+
+		if d.Outcome != verifier.Sign || !write {
+			done, err := c.carryOut(ctx, in, d)
+			if isStale(err) && p.consistency == Cached && in.Request == request {
+				continue
+			}
+			if err == nil {
+				c.reporter.report(ctx, in, d, done, took)
+			}
+			return c.retryConflict(ctx, request, now, ctrl.Result{RequeueAfter: done.requeueAfter}, err)
+		}
+
+		// 7. Sign. The certificate goes into the record before anybody can have it.
+		issued, record, err := c.actor.sign(ctx, in, d, done.warnings)
+		if err != nil {
+			return c.retryConflict(ctx, request, now, ctrl.Result{}, err)
+		}
+		// If the node has a revoked certificate, API servers refuse the new one until the policies
+		// have it. A later call publishes it then.
+		if wait := c.actor.untilAccepted(issued); wait > 0 {
+			c.actor.keepUnpublished(ctx, in.Request, issued)
+			return ctrl.Result{RequeueAfter: wait}, nil
+		}
+
+		// 8. Publish the certificate.
+		if err := c.actor.publishIssued(ctx, in.Request, issued); err != nil {
+			return c.retryConflict(ctx, request, now, ctrl.Result{}, err)
+		}
+
+		// 9. Close the hello. A published certificate is final, even if this fails.
+		err = c.actor.closeHello(ctx, in.Hello, request.Name)
+
+		// 10. Report.
+		c.reporter.report(ctx, in, d, written{record: record, certificate: issued.chain, warnings: issued.warnings}, took)
+		return c.retryConflict(ctx, request, now, ctrl.Result{}, err)
+	}
+	// not reached: the last pass is sufficient for every outcome
+	return ctrl.Result{}, fmt.Errorf("request %s: no consistency level produced a decision", request.Name)
 }
 
-// restore reads a request live whose content the cache dropped. It reports false if that request is
+// carriesOut reports whether decisions on a request are carried out. In audit mode they are only
+// reported, but for rehearsals, which nothing comes of.
+func (c *Controller) carriesOut(claim verifier.Claim) bool { return !c.Audit || claim.Rehearsal }
+
+// carryOut carries out each decision but the approval and the signing of a client certificate.
+func (c *Controller) carryOut(ctx context.Context, in *inputs, d verifier.Decision) (written, error) {
+	switch {
+	case d.Outcome == verifier.Wait:
+		return written{requeueAfter: c.wait(ctx, in, d)}, nil
+	case d.Outcome == verifier.Ignore && in.isRecorded():
+		// another signer issues it; JudgeUnsigned fails it at the deadline
+		return written{requeueAfter: max(c.Rules.Deadline(in.Request).Sub(in.Now), time.Second)}, nil
+	case !c.carriesOut(in.claim):
+		return written{}, nil
+	}
+	return c.actor.act(ctx, in, d)
+}
+
+// restore reads a request live whose content the cache dropped. It returns nil if that request is
 // gone, or has changed. onlyAnnotated may drop the event of that change, so the request is requeued
 // anyway.
-func (c *Controller) restore(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (bool, error) {
+func (c *Controller) restore(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (*certificatesv1.CertificateSigningRequest, error) {
 	whole, err := getRequest(ctx, c.live, object.Name)
 	if whole == nil || err != nil {
-		return false, err
+		return nil, err
 	}
 	if whole.UID != object.UID || whole.ResourceVersion != object.ResourceVersion || !c.Rules.Matches(whole) {
-		return false, nil
+		return nil, nil
 	}
-	*object = *whole
-	return true, nil
+	return whole, nil
 }
 
 // forget drops the state that is kept for a request that is decided or gone.
@@ -124,65 +223,24 @@ func (c *Controller) forget(name string) {
 	c.actor.unpublished.forget(name)
 }
 
-// decide tries the passes in order until one is sufficient. It carries the decision out, reports
-// it, and returns the outcome. After an approval it also signs, and still returns Approve.
-func (c *Controller) decide(ctx context.Context, object *certificatesv1.CertificateSigningRequest, now time.Time) (verifier.Outcome, ctrl.Result, error) {
-	claim, ours := c.Rules.ParseClaim(object)
-	if !ours { // another request of the same name replaced it
-		return verifier.Ignore, ctrl.Result{}, nil
+// judge asks the rules for a decision that fits the request's state. Two facts that only this
+// process knows can turn a decision to let a request pass: the machine's rate limit, and a
+// revocation since the hello.
+func (c *Controller) judge(in *inputs) verifier.Decision {
+	if stateOf(in.Request) == approved {
+		return c.refuseRevoked(in, c.issuer.judge(c.Rules, in))
 	}
-	began, situation, m := time.Now(), c.situationOf(object, claim, now), &memo{evidence: map[evidenceKey]verifier.Evidence{}}
-	for _, p := range passes {
-		if !p.applies(situation) {
-			continue
-		}
-		s, err := c.collector.collect(ctx, object, claim, now, p, m)
-		if err != nil {
-			return 0, ctrl.Result{}, err
-		}
-		decision := c.judge(object, s)
-		if decision.Outcome == verifier.Approve && !c.actor.machineLimits.Ready(decision.Grant.Record.Machine.Name, c.Now()) {
-			decision = decision.RateLimited()
-		}
-		if !p.sufficientFor(situation, decision.Outcome) {
-			continue
-		}
-		if err := s.input.Evidence.Err; err != nil && !isVerdict(err) && p.evidence == judged {
-			// the node gets the reason without the cause, so log the cause here
-			log.FromContext(ctx).Info("the evidence could not be judged", "request", object.Name, "cause", err.Error())
-		}
-		result, err := c.carryOut(ctx, object, s, decision, time.Since(began))
-		if isStale(err) && p.consistency == Cached {
-			continue
-		}
-		if current := s.input.Request; err == nil && c.CA != nil && stateOf(object) == pending && stateOf(current) == approved {
-			// This call wrote the record and the approval, so it can sign without reading them
-			// again. If that fails, the watch event of the approval queues the request again.
-			began := time.Now()
-			s.approvalWarnings = decision.Warnings
-			result, err = c.carryOut(ctx, current, s, c.judge(current, s), time.Since(began))
-		}
-		result, err = c.retryConflicts(ctx, object, now, result, err)
-		return decision.Outcome, result, err
+	d := c.refuseRevoked(in, c.Rules.Judge(in.Input))
+	if d.Outcome == verifier.Approve && !c.actor.machineLimits.Ready(d.Grant.Record.Machine.Name, c.Now()) {
+		return d.RateLimited()
 	}
-	// not reached: the last pass is sufficient for every outcome
-	return 0, ctrl.Result{}, fmt.Errorf("request %s: no consistency level produced a decision", object.Name)
+	return d
 }
 
-// judge asks the rules for a decision that fits the request's state. It refuses a proof that the
-// rules would approve or sign if the node was revoked since the hello: a thief may have the key.
-// The node may start over at once, with a new key.
-func (c *Controller) judge(object *certificatesv1.CertificateSigningRequest, s *snapshot) verifier.Decision {
-	var d verifier.Decision
-	switch {
-	case stateOf(object) != approved:
-		d = c.Rules.Judge(s.input)
-	case c.CA == nil && s.isRecorded(object):
-		return c.Rules.JudgeUnsigned(s.input)
-	default:
-		d = c.Rules.JudgeSigning(s.input)
-	}
-	if d.Outcome != verifier.Approve && d.Outcome != verifier.Sign || !c.Revocation.revokedSince(d.Grant.NodeName, s.input.Request, s.input.Hello) {
+// refuseRevoked refuses a proof that the rules would approve or sign if the node was revoked since
+// the hello: a thief may have the key. The node may start over at once, with a new key.
+func (c *Controller) refuseRevoked(in *inputs, d verifier.Decision) verifier.Decision {
+	if d.Outcome != verifier.Approve && d.Outcome != verifier.Sign || !c.Revocation.revokedSince(d.Grant.NodeName, in.Request, in.Hello) {
 		return d
 	}
 	refused := verifier.Decision{Class: d.Class, Outcome: verifier.Deny, Refusals: verifier.Refusals{{
@@ -194,63 +252,16 @@ func (c *Controller) judge(object *certificatesv1.CertificateSigningRequest, s *
 	return refused
 }
 
-// carryOut carries a decision out, and reports it. In audit mode it writes on rehearsals only.
-func (c *Controller) carryOut(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, decision verifier.Decision, took time.Duration) (result ctrl.Result, err error) {
-	switch {
-	case decision.Outcome == verifier.Wait:
-		result = c.requeueWaiting(object, s, decision.Refusals.Reason())
-		c.publishWaiting(ctx, object, s, decision)
-	case decision.Outcome == verifier.Ignore && c.CA == nil && s.isRecorded(object):
-		// another signer issues it; JudgeUnsigned fails it at the deadline
-		result.RequeueAfter = max(c.Rules.Deadline(object).Sub(s.input.Now), time.Second)
-	case s.claim.Rehearsal:
-		result, err = c.actor.rehearse(ctx, object, s, decision)
-	case !c.Audit:
-		result, err = c.actor.act(ctx, object, s, decision)
-	}
-	// a published certificate is final, even if closing the hello failed
-	if err == nil && !s.publishLater || s.issued != nil {
-		c.reporter.report(ctx, object, s, decision, took)
-	}
-	return result, err
-}
-
 // denyUnjudged denies a request for a reason that did not come from the rules.
-func (c *Controller) denyUnjudged(ctx context.Context, object *certificatesv1.CertificateSigningRequest, reason verifier.Reason, message string, now time.Time) error {
-	if err := c.actor.deny(ctx, object, string(reason), message); err != nil {
+func (c *Controller) denyUnjudged(ctx context.Context, request *certificatesv1.CertificateSigningRequest, reason verifier.Reason, message string, now time.Time) error {
+	if _, err := c.actor.deny(ctx, request, string(reason), message); err != nil {
 		return err
 	}
-	claim, _ := c.Rules.ParseClaim(object)
-	s := &snapshot{claim: claim, provider: c.providers[claim.Provider], input: verifier.Input{Now: now, Request: object}}
+	claim, _ := c.Rules.ParseClaim(request)
+	in := &inputs{claim: claim, provider: c.providers[claim.Provider], Input: verifier.Input{Now: now, Request: request}}
 	d := verifier.Decision{Outcome: verifier.Deny, Refusals: verifier.Refusals{{Reason: reason, Message: message}}}
-	c.reporter.log(ctx, object, s, d, string(reason), message)
+	c.reporter.log(ctx, in, d, written{}, subjectOf(in, d), string(reason), message)
 	return nil
-}
-
-// waitingEvidence is the remembered evidence of a waiting request. It is valid only for the same
-// key.
-type waitingEvidence struct {
-	by       evidenceKey
-	evidence verifier.Evidence
-}
-
-// requeueWaiting requeues a waiting request for later. It remembers the evidence, unless that could
-// not be judged.
-func (c *Controller) requeueWaiting(object *certificatesv1.CertificateSigningRequest, s *snapshot, cause verifier.Reason) ctrl.Result {
-	now, q := s.input.Now, s.question()
-	if s.claim.Rehearsal {
-		cause = "" // the gauge of waiting requests counts real ones only
-	}
-	after := c.retries.Remember(fairqueue.Waiting{
-		Name: object.Name, UID: object.UID, Claim: s.queueClaim(), Cause: string(cause),
-		Created: object.CreationTimestamp.Time, Deadline: c.Rules.Deadline(object),
-	}, now)
-	fresh := waitingEvidence{evidenceKeyOf(q), s.input.Evidence}
-	last, known := c.retries.Memo(object.Name, object.UID, now)
-	if err := s.input.Evidence.Err; (!known || last.by != fresh.by) && (err == nil || isVerdict(err)) {
-		c.retries.Keep(object.Name, object.UID, fresh, now)
-	}
-	return ctrl.Result{RequeueAfter: after}
 }
 
 // isStale reports whether a write failed because of another write since the read.
@@ -258,27 +269,38 @@ func isStale(err error) bool {
 	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
 }
 
-// retryConflicts requeues a request whose write lost to another writer. The next decision reads
-// that write first. Other errors are retried with the queue's back-off.
-func (c *Controller) retryConflicts(ctx context.Context, object *certificatesv1.CertificateSigningRequest, now time.Time, result ctrl.Result, err error) (ctrl.Result, error) {
+// retryConflict requeues a request whose write lost to another writer. The next decision reads that
+// write first. Other errors are retried with the queue's back-off.
+func (c *Controller) retryConflict(ctx context.Context, request *certificatesv1.CertificateSigningRequest, now time.Time, result ctrl.Result, err error) (ctrl.Result, error) {
 	switch {
 	case apierrors.IsAlreadyExists(err):
 		// Either another replica created the record: then the next decision reads it. Or the record
 		// belongs to another cluster: it will not go away, so the request is denied at the
 		// deadline.
-		if !now.Before(c.Rules.Deadline(object)) {
-			return ctrl.Result{}, c.denyUnjudged(ctx, object, verifier.ReasonIdentityBound, "record: there is one of that name, and it belongs to another cluster", now)
+		if !now.Before(c.Rules.Deadline(request)) {
+			return ctrl.Result{}, c.denyUnjudged(ctx, request, verifier.ReasonIdentityBound, "record: there is one of that name, and it belongs to another cluster", now)
 		}
-		log.FromContext(ctx).Info("there is a record of that name already", "request", object.Name, "cause", err.Error())
+		log.FromContext(ctx).Info("there is a record of that name already", "request", request.Name, "cause", err.Error())
 		return ctrl.Result{RequeueAfter: retryDelay}, nil
 	case apierrors.IsConflict(err):
-		log.FromContext(ctx).V(1).Info("another writer was faster", "request", object.Name, "cause", err.Error())
+		log.FromContext(ctx).V(1).Info("another writer was faster", "request", request.Name, "cause", err.Error())
 		return ctrl.Result{RequeueAfter: conflictDelay}, nil
 	}
 	return result, err
 }
 
-const conflictDelay = retryDelay / 10
+// retryRefusedWrite reports a write that the API server refused. On a rehearsal it is retried later
+// than by the queue's back-off.
+func (c *Controller) retryRefusedWrite(ctx context.Context, request *certificatesv1.CertificateSigningRequest, result ctrl.Result, err error) (ctrl.Result, error) {
+	if !isWriteRefused(err) {
+		return result, err
+	}
+	c.reporter.reportWriteRefused(ctx, request, err)
+	if attestation.IsRehearsalSigner(request.Spec.SignerName) {
+		return ctrl.Result{RequeueAfter: refusedVerdictDelay}, nil
+	}
+	return result, err
+}
 
 // state is a request's progress, as far as decisions depend on it.
 type state int

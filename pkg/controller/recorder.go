@@ -47,6 +47,7 @@ const (
 // recorder makes the records of final decisions.
 type recorder struct {
 	*Config
+	issuer        issuer
 	deniedRecords *fairqueue.Limiters
 	deniedArchive *fairqueue.Limiters
 	// recorded has the IDs of the last records, so that none is made twice. Audit mode decides on a
@@ -58,9 +59,9 @@ type recorder struct {
 	unrecorded *lru.Cache
 }
 
-func newRecorder(config *Config) *recorder {
+func newRecorder(config *Config, issuer issuer) *recorder {
 	return &recorder{
-		Config:        config,
+		Config: config, issuer: issuer,
 		deniedRecords: fairqueue.NewLimiters(deniedRecordRate), deniedArchive: fairqueue.NewLimiters(deniedArchiveRate),
 		unrecorded: lru.New(maxUnrecorded),
 	}
@@ -82,7 +83,7 @@ func (r *recorder) outcomeOf(object *certificatesv1.CertificateSigningRequest, d
 	case verifier.ApproveUnattested:
 		return decisionlog.Approved
 	case verifier.Approve:
-		if r.CA == nil || r.Audit {
+		if !r.issuer.issues() || r.Audit {
 			return decisionlog.Approved
 		}
 	case verifier.ApproveServing:
@@ -95,27 +96,26 @@ func (r *recorder) outcomeOf(object *certificatesv1.CertificateSigningRequest, d
 
 // record records a decision, if it is final. If Config.Decisions has no log, it returns the record
 // for the process log.
-func (r *recorder) record(object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision, reason string) *decisionlog.Record {
-	outcome := r.outcomeOf(object, d)
+func (r *recorder) record(in *inputs, d verifier.Decision, done written, about Subject, reason string) *decisionlog.Record {
+	outcome := r.outcomeOf(in.Request, d)
 	if outcome == "" {
 		return nil
 	}
-	record := r.newRecord(object, s.input.Hello, outcome, s.input.Now)
+	record := r.newRecord(in.Request, in.Hello, outcome, in.Now)
 	record.Audit, record.Class, record.Reason = r.Audit, d.Class.String(), reason
 	if len(d.Refusals) > 0 {
 		record.Message = telemetry.Message(d.Refusals.Error())
 	}
-	record.Refusals, record.Warnings = findings(d.Refusals), findings(merged(s.approvalWarnings, d.Warnings))
-	about := s.subject(d)
-	record.Node = recordedNode(about.Node, s.claim.ProviderID)
+	record.Refusals, record.Warnings = findings(d.Refusals), findings(merged(done.warnings, d.Warnings))
+	record.Node = recordedNode(about.Node, in.claim.ProviderID)
 	granted := verifier.Record{}
 	if d.Grant != nil {
 		granted = d.Grant.Record
 	}
-	record.Machine = r.recordedMachine(s.machineRef(granted))
+	record.Machine = r.recordedMachine(in.machineRef(granted))
 	if record.Evidence != nil {
-		e := s.input.Evidence
-		record.Evidence.Proven = !s.claim.Hello && e.Err == nil && e.Provider != "" && e.Provider != verifier.InsecureProvider
+		e := in.Evidence
+		record.Evidence.Proven = !in.claim.Hello && e.Err == nil && e.Provider != "" && e.Provider != verifier.InsecureProvider
 		if about.EK != "" {
 			record.Evidence.EK = &decisionlog.EK{Fingerprint: about.EK, Template: about.EKTemplate, Source: string(granted.EKSource)}
 		}
@@ -123,7 +123,7 @@ func (r *recorder) record(object *certificatesv1.CertificateSigningRequest, s *s
 			record.Evidence.AKName, record.Evidence.PCRs = about.AK, PCRsOf(e)
 		}
 	}
-	return r.keep(object, s.input.Hello, s.issued, record)
+	return r.keep(in.Request, in.Hello, done.certificate, record)
 }
 
 // recordIssued records a published certificate for which this process made no record: another
@@ -244,37 +244,6 @@ func (r *recorder) takeUnrecorded(requester string) int {
 	}
 	r.unrecorded.Remove(requester)
 	return counted.(int)
-}
-
-// machineRef returns the machine in the grant. Without a grant it returns the machine that the
-// evidence names or a source lists with the EK, if there is exactly one. For a serving certificate
-// it returns the machine in the node's record.
-func (s *snapshot) machineRef(granted verifier.Record) verifier.MachineRef {
-	refs := map[verifier.MachineRef]bool{}
-	switch {
-	case granted.Machine != (verifier.MachineRef{}):
-		return granted.Machine
-	case s.claim.Serving:
-		for _, record := range s.input.Records {
-			if record.NodeName == s.claim.NodeName {
-				refs[record.Machine] = true
-			}
-		}
-	default:
-		named := s.input.Evidence.Machine
-		for i := range s.input.Machines {
-			if m := &s.input.Machines[i]; m.HasEK(s.ek) || named != "" && m.Ref.Name == named {
-				refs[m.Ref] = true
-			}
-		}
-	}
-	if len(refs) != 1 {
-		return verifier.MachineRef{}
-	}
-	for ref := range refs {
-		return ref
-	}
-	return verifier.MachineRef{}
 }
 
 func (r *recorder) recordedMachine(ref verifier.MachineRef) *decisionlog.Machine {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"time"
 
-	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -17,20 +16,20 @@ import (
 )
 
 // describe returns a text about the decision, for the log and Events.
-func (r *reporter) describe(object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) string {
+func (r *reporter) describe(in *inputs, d verifier.Decision, done written) string {
 	switch {
 	case len(d.Refusals) > 0:
 		return d.Refusals.Error()
 	case d.Outcome == verifier.Challenge:
 		return "the hello is answered by a challenge"
 	case d.Outcome == verifier.Rehearsed:
-		return passedText(r.Rules, s, d)
+		return passedText(r.Rules, in, d)
 	case d.Outcome == verifier.Approve:
 		return fmt.Sprintf("the evidence of machine %s was accepted: signer %s may issue a certificate for node %s",
-			d.Grant.Record.Machine.Name, object.Spec.SignerName, d.Grant.NodeName)
+			d.Grant.Record.Machine.Name, in.Request.Spec.SignerName, d.Grant.NodeName)
 	case d.Outcome == verifier.Sign:
 		message := fmt.Sprintf("issued a certificate for node %s to machine %s", d.Grant.NodeName, d.Grant.Record.Machine.Name)
-		if record := r.changedRecord(s, d); record != nil && len(record.Status.Certificates) > 0 {
+		if record := done.record; record != nil && len(record.Status.Certificates) > 0 {
 			newest := record.Status.Certificates[len(record.Status.Certificates)-1]
 			message += fmt.Sprintf(", with serial %s, until %s", newest.Serial, newest.NotAfter.UTC().Format(time.RFC3339))
 		}
@@ -45,31 +44,22 @@ func (r *reporter) describe(object *certificatesv1.CertificateSigningRequest, s 
 	return d.Outcome.String()
 }
 
-// changedRecord returns the record that a decision changed in its last step, nil if there is none.
-// The last step is to issue, or to approve where another signer issues.
-func (r *reporter) changedRecord(s *snapshot, d verifier.Decision) *v1alpha1.NodeAttestation {
-	if r.Audit || d.Grant == nil || d.Outcome != verifier.Sign && (d.Outcome != verifier.Approve || r.CA != nil) {
-		return nil
-	}
-	return s.recordFor(d.Grant.Record.Machine)
-}
-
 // warnOwner records an Event on the record and the machine of a node whose own request was denied
 // or failed. It does so once a minute for each reason. Such a node lost its access, or is about to.
 // Requests of others that claim its name cause no such Event.
-func (r *reporter) warnOwner(object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision, reason, message string) {
-	if r.Audit || d.Outcome != verifier.Deny && d.Outcome != verifier.Fail {
+func (r *reporter) warnOwner(in *inputs, d verifier.Decision, done written, reason, message string) {
+	if done.request == nil || d.Outcome != verifier.Deny && d.Outcome != verifier.Fail {
 		return
 	}
-	for i := range s.records {
-		record := &s.records[i]
-		if object.Spec.Username != "system:node:"+record.Spec.NodeName {
+	for i := range in.objects {
+		record := &in.objects[i]
+		if in.Request.Spec.Username != "system:node:"+record.Spec.NodeName {
 			continue
 		}
 		if !r.reported.MarkReported("record/"+string(record.UID)+"/"+reason, "", r.Now(), time.Minute) {
 			continue
 		}
-		r.eventOnRecord(record, corev1.EventTypeWarning, reason, text.Quote(object.Name, maxName)+": "+message)
+		r.eventOnRecord(record, corev1.EventTypeWarning, reason, text.Quote(in.Request.Name, maxName)+": "+message)
 	}
 }
 

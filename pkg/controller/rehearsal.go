@@ -8,9 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	certificatesv1 "k8s.io/api/certificates/v1"
-	ctrl "sigs.k8s.io/controller-runtime"
-
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
@@ -19,33 +16,32 @@ import (
 // rehearse carries out a decision on a rehearsal, also in audit mode: it answers a hello with a
 // challenge, and every other outcome with a verdict. It writes annotations only. So a rehearsal is
 // never approved, denied, signed or recorded. kube-controller-manager deletes it after 24 h.
-func (a *actor) rehearse(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) (ctrl.Result, error) {
+func (a *actor) rehearse(ctx context.Context, in *inputs, d verifier.Decision) (written, error) {
 	verdict := attestation.Statement{}
 	switch d.Outcome {
 	case verifier.Ignore: // somebody has approved it, which has no effect
-		return ctrl.Result{}, nil
+		return written{}, nil
 	case verifier.Challenge:
-		_, err := a.challenge(ctx, object, s)
-		return ctrl.Result{}, err // nobody closes this hello
+		return a.challenge(ctx, in)
 	case verifier.Rehearsed:
-		verdict = attestation.Statement{Reason: attestation.ReasonRehearsalPassed, Text: passedText(a.Rules, s, d)}
+		verdict = attestation.Statement{Reason: attestation.ReasonRehearsalPassed, Text: passedText(a.rules, in, d)}
 	case verifier.Deny:
 		reason := string(d.Refusals.Reason())
 		verdict = attestation.Statement{Reason: reason, Text: strings.TrimPrefix(d.Refusals.Error(), reason+": ")}
 	default:
-		return ctrl.Result{}, fmt.Errorf("a rehearsal cannot have the outcome %v", d.Outcome)
+		return written{}, fmt.Errorf("a rehearsal cannot have the outcome %v", d.Outcome)
 	}
 	const mark = " ..." // of a cut text
 	verdict.Text = text.Line(verdict.Text, attestation.MaxStatement-len(verdict.Reason)-len(": ")-len(mark))
-	_, err := a.annotate(ctx, object, map[string]any{attestation.AnnotationVerdict: verdict.String(), attestation.AnnotationWaiting: nil})
-	return ctrl.Result{}, err
+	answered, err := a.annotate(ctx, in.Request, map[string]any{attestation.AnnotationVerdict: verdict.String(), attestation.AnnotationWaiting: nil})
+	return written{request: answered}, err
 }
 
 // passedText explains the verdict on a rehearsal for which every rule holds. It names the signers,
 // since a rehearsal does not show which one the node will ask.
-func passedText(rules *verifier.Rules, s *snapshot, d verifier.Decision) string {
-	text := fmt.Sprintf("this machine would get a certificate for the node %s from the signer %s", d.Grant.NodeName, strings.Join(rules.SignersFor(s.claim.Provider), " or "))
-	recorded := slices.ContainsFunc(s.input.Records, func(r verifier.Record) bool { return r.NodeName == d.Grant.NodeName })
+func passedText(rules *verifier.Rules, in *inputs, d verifier.Decision) string {
+	text := fmt.Sprintf("this machine would get a certificate for the node %s from the signer %s", d.Grant.NodeName, strings.Join(rules.SignersFor(in.claim.Provider), " or "))
+	recorded := slices.ContainsFunc(in.Records, func(r verifier.Record) bool { return r.NodeName == d.Grant.NodeName })
 	if d.Class == verifier.Renewal && !recorded {
 		text += ", with a bootstrap credential, since there is no record of it"
 	}

@@ -30,6 +30,7 @@ type reporter struct {
 	recordEvents events.EventRecorder
 	retries      *fairqueue.Retries[waitingEvidence]
 	recorder     *recorder
+	issuer       issuer
 	// eventLimits bounds the Events about denied and waiting requests of each requester.
 	eventLimits *fairqueue.Limiters
 	// reported has what was reported: NODE/REASON, record/UID/REASON, and requests, which were
@@ -37,10 +38,10 @@ type reporter struct {
 	reported telemetry.Once
 }
 
-func newReporter(config *Config, clients Clients, retries *fairqueue.Retries[waitingEvidence], recorder *recorder) *reporter {
+func newReporter(config *Config, clients Clients, retries *fairqueue.Retries[waitingEvidence], recorder *recorder, issuer issuer) *reporter {
 	return &reporter{
 		Config: config, live: clients.Live, events: telemetry.NewDedupRecorder(clients.Events),
-		recordEvents: telemetry.NewDedupRecorder(clients.RecordEvents), retries: retries, recorder: recorder,
+		recordEvents: telemetry.NewDedupRecorder(clients.RecordEvents), retries: retries, recorder: recorder, issuer: issuer,
 		eventLimits: fairqueue.NewLimiters(eventRate),
 	}
 }
@@ -52,7 +53,8 @@ var eventRate = fairqueue.Rate{Every: time.Second, Burst: 50}
 // report reports a decision: in the log, in metrics, and in Events on the request and on its Node,
 // if there is one. The reason for which a request waits is reported once: an Event costs more than
 // the decision, and hundreds of requests may wait.
-func (r *reporter) report(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision, took time.Duration) {
+func (r *reporter) report(ctx context.Context, in *inputs, d verifier.Decision, done written, took time.Duration) {
+	object := in.Request
 	switch d.Outcome {
 	case verifier.Ignore:
 		return
@@ -63,11 +65,11 @@ func (r *reporter) report(ctx context.Context, object *certificatesv1.Certificat
 	default:
 		r.retries.Forget(object.Name)
 	}
-	node := s.claim.NodeName
-	if s.input.Node == verifier.Absent {
+	node := in.claim.NodeName
+	if in.Node == verifier.Absent {
 		node = ""
 	}
-	reason, message := string(ReasonApproved), r.describe(object, s, d)
+	reason, message := string(ReasonApproved), r.describe(in, d, done)
 	switch {
 	case len(d.Refusals) > 0:
 		reason = string(d.Refusals.Reason())
@@ -80,23 +82,23 @@ func (r *reporter) report(ctx context.Context, object *certificatesv1.Certificat
 	case d.Outcome == verifier.ApproveUnattested:
 		reason = string(ReasonUnattested)
 	}
-	about := s.subject(d)
-	r.log(ctx, object, s, d, reason, message)
-	if s.claim.Rehearsal {
+	about := subjectOf(in, d)
+	r.log(ctx, in, d, done, about, reason, message)
+	if in.claim.Rehearsal {
 		return // its verdict is in the request, and nothing was decided
 	}
 	r.Metrics.Decided(object, d, reason, took, r.Now())
-	r.warnOwner(object, s, d, reason, about.note(message))
+	r.warnOwner(in, d, done, reason, about.note(message))
 	for _, warning := range d.Warnings {
 		r.event(ctx, object, node, corev1.EventTypeWarning, string(warning.Reason), about.note(warning.Message))
 	}
 	note := about.note(message)
 	switch {
-	case d.Outcome == verifier.Challenge, d.Outcome == verifier.Approve && r.CA != nil:
+	case d.Outcome == verifier.Challenge, d.Outcome == verifier.Approve && r.issuer.issues():
 		// An intermediate step. An Event would cost as much as the step.
-	case r.changedRecord(s, d) != nil:
+	case done.record != nil:
 		// The record gets the Event instead of the request, whose conditions already say so.
-		r.eventOnRecord(r.changedRecord(s, d), corev1.EventTypeNormal, reason, text.Quote(object.Name, maxName)+": "+note)
+		r.eventOnRecord(done.record, corev1.EventTypeNormal, reason, text.Quote(object.Name, maxName)+": "+note)
 		r.eventOnNode(ctx, object, node, corev1.EventTypeNormal, reason, note)
 	case d.Outcome == verifier.Wait && !r.eventLimits.Take(object.Spec.Username, r.Now()):
 		// A waiting request over the limit gets no Event.
@@ -111,15 +113,15 @@ func (r *reporter) report(ctx context.Context, object *certificatesv1.Certificat
 }
 
 // log writes the log line about a decision, and records a final decision.
-func (r *reporter) log(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision, reason, message string) {
+func (r *reporter) log(ctx context.Context, in *inputs, d verifier.Decision, done written, about Subject, reason, message string) {
 	line := append([]any{
-		"request", object.Name, "signer", object.Spec.SignerName, "requester", object.Spec.Username,
+		"request", in.Request.Name, "signer", in.Request.Spec.SignerName, "requester", in.Request.Spec.Username,
 		"outcome", d.Outcome.String(), "reason", reason, "message", message, "audit", r.Audit,
-	}, s.subject(d).fields()...)
+	}, about.fields()...)
 	if len(d.Warnings) > 0 {
 		line = append(line, "warnings", d.Warnings.Error())
 	}
-	if record := r.recorder.record(object, s, d, reason); record != nil {
+	if record := r.recorder.record(in, d, done, about, reason); record != nil {
 		line = append(line, "record", record)
 	}
 	log.FromContext(ctx).Info("decided", line...)

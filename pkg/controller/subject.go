@@ -57,16 +57,9 @@ func Describe(provider Provider, request, hello *certificatesv1.CertificateSigni
 	}
 }
 
-// subject returns the Subject of the request that a decision is about. The hello is parsed once for
-// each snapshot. Decisions on one snapshot differ only in the class.
-func (s *snapshot) subject(d verifier.Decision) Subject {
-	if s.described == nil {
-		about := Describe(s.provider, s.input.Request, s.input.Hello, s.claim, s.input.Evidence, d.Class)
-		s.described = &about
-	}
-	about := *s.described
-	about.Class = d.Class
-	return about
+// subjectOf describes the request of a decision.
+func subjectOf(in *inputs, d verifier.Decision) Subject {
+	return Describe(in.provider, in.Request, in.Hello, in.claim, in.Evidence, d.Class)
 }
 
 // fields are the Subject as keys and values of a log line. All keys are always there.

@@ -62,5 +62,5 @@ const maxNote = telemetry.MaxMessage - 4
 
 // writeRecord writes a record under the version that was read.
 func (a *actor) writeRecord(ctx context.Context, record *v1alpha1.NodeAttestation) error {
-	return asWriteError(a.records.Write(ctx, record, a.Now()))
+	return asWriteError(a.records.Write(ctx, record, a.now()))
 }

@@ -466,9 +466,9 @@ func TestMistakesOfTheProgram(t *testing.T) {
 	inBubble(t, func(k *kit) {
 		in := k.start(inSync)
 		request := k.request("r", acmeSigner, "worker-1", asToken("worker-1"), document{})
-		s := &snapshot{provider: in.providers["acme"]}
+		s := &inputs{provider: in.providers["acme"], Input: verifier.Input{Request: request}}
 		for _, outcome := range []verifier.Outcome{0, 99, verifier.Challenge} {
-			if _, err := in.actor.act(k.ctx, request, s, verifier.Decision{Outcome: outcome}); err == nil {
+			if _, err := in.actor.act(k.ctx, s, verifier.Decision{Outcome: outcome}); err == nil {
 				k.Errorf("%v is carried out", outcome)
 			}
 		}

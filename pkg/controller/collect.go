@@ -1,0 +1,445 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/records"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+)
+
+// collector reads the inputs of decisions.
+type collector struct {
+	*Config
+	providers map[string]Provider
+	// cached reads requests from the cache, which may be stale. live reads from the API server.
+	cached, live client.Reader
+	records      *records.Store
+	retries      *fairqueue.Retries[waitingEvidence]
+	intake       *intake
+	lastWrites   lastWrites
+	// suspended returns the endorsement keys of suspended machines, from an informer. It is nil if
+	// revocation is off.
+	suspended func() (map[string]bool, error)
+	issuer    issuer
+
+	// indexMu is held while an index is made, so that concurrent workers do not make the same
+	// index.
+	indexMu sync.Mutex
+	indexed indexedMachines
+}
+
+// collection is the inputs of one pass while they are collected.
+type collection struct {
+	in   inputs
+	pass pass
+	memo *memo
+	// index has all machines. It is nil if in.Machines has all of them.
+	index *verifier.MachineIndex
+}
+
+// memo caches inputs that the later passes of one decision can reuse: the Node and judged evidence.
+type memo struct {
+	// node is zero until the Node is read.
+	node     verifier.Presence
+	evidence map[evidenceKey]verifier.Evidence
+}
+
+func newMemo() *memo { return &memo{evidence: map[evidenceKey]verifier.Evidence{}} }
+
+// evidenceKey has the inputs, beside the request, on which the judgement of its evidence depends.
+// Judged evidence is reused only for the same key.
+type evidenceKey struct {
+	named bool
+	hello types.UID
+}
+
+func evidenceKeyOf(q Question) evidenceKey {
+	by := evidenceKey{named: q.Named}
+	if q.Hello != nil {
+		by.hello = q.Hello.UID
+	}
+	return by
+}
+
+func (m *memo) judge(ctx context.Context, provider Provider, q Question) verifier.Evidence {
+	by := evidenceKeyOf(q)
+	evidence, ok := m.evidence[by]
+	if !ok {
+		evidence = provider.Judge(ctx, q)
+		m.evidence[by] = evidence
+	}
+	return evidence
+}
+
+// collect reads what the rules need for a pass, in order: a later step needs the earlier ones.
+func (c *collector) collect(ctx context.Context, object *certificatesv1.CertificateSigningRequest, claim verifier.Claim, now time.Time, p pass, m *memo) (*inputs, error) {
+	s := &collection{pass: p, memo: m, in: inputs{
+		Input: verifier.Input{Now: now, Request: object}, claim: claim, provider: c.providers[claim.Provider],
+	}}
+	s.in.challenger, _ = s.in.provider.(Challenger)
+	if p.evidence == assumed && c.addUnreadable(ctx, s) {
+		return &s.in, nil
+	}
+	c.addSuspensions(s)
+	steps := []func(context.Context, *collection) error{c.addRecordsOfName}
+	// any other request is refused by the rules, or comes from an unattested node, and needs no
+	// machines
+	if s.in.provider != nil || claim.Serving {
+		steps = append(steps, c.addMachines, c.addSigner)
+	}
+	if s.in.provider != nil { // a serving certificate is requested without evidence
+		steps = append(steps, c.addRecordsOfNodeRefs, c.addToken, c.addEK)
+	}
+	steps = append(steps, c.addNode)
+	if s.in.provider != nil {
+		steps = append(steps, c.addEvidence)
+	}
+	steps = append(steps, c.addRecordsOfMachines, c.addPendingProofs)
+	for _, step := range steps {
+		if err := step(ctx, s); err != nil {
+			return nil, err
+		}
+		s.selectMachines()
+	}
+	if c.Owned != nil && (s.in.provider != nil || claim.Serving) { // the machines are known
+		s.in.markOrphans()
+	}
+	return &s.in, nil
+}
+
+// addUnreadable judges a hello whose document names no EK, and reports whether the document is
+// malformed. A malformed hello is denied without further inputs.
+func (c *collector) addUnreadable(ctx context.Context, s *collection) bool {
+	if s.in.challenger.EK(s.in.Request, nil) != "" {
+		return false
+	}
+	s.in.Evidence = s.memo.judge(ctx, s.in.provider, s.in.question())
+	return isVerdict(s.in.Evidence.Err) && !s.in.Evidence.EKUntrusted
+}
+
+// addSuspensions adds the endorsement keys of suspended machines. They come from an informer and
+// may be stale. If a decision missed a new suspension, the enforcer revokes the certificate
+// afterwards.
+func (c *collector) addSuspensions(s *collection) {
+	if c.suspended == nil {
+		return
+	}
+	var err error
+	s.in.SuspendedEKs, err = c.suspended()
+	s.in.SuspensionsUnknown = err != nil
+}
+
+// addMachines adds the machines.
+func (c *collector) addMachines(ctx context.Context, s *collection) error {
+	machines, err := machinesOf(ctx, c.Machines, s.in.Now)
+	if err != nil {
+		return fmt.Errorf("machines: %w", err)
+	}
+	s.in.Machines, s.index = machines, c.indexOf(machines)
+	return nil
+}
+
+// selectMachines keeps only the machines that the decision can depend on, by the inputs collected
+// so far.
+func (s *collection) selectMachines() {
+	if s.index != nil {
+		s.in.Machines = s.index.Relevant(s.in.claim, s.in.ek, s.in.Input)
+	}
+}
+
+// addSigner adds whether a CA is available to sign. If none is, the CA's source reports why.
+func (c *collector) addSigner(ctx context.Context, s *collection) error {
+	s.in.SignerUnavailable = c.issuer.unavailable(ctx, s.in.Now)
+	return nil
+}
+
+// addRecordsOfNodeRefs is for the machine with the claimed provider ID. It adds the records with
+// the node name in that machine's nodeRef. Such a record may be another machine's.
+func (c *collector) addRecordsOfNodeRefs(ctx context.Context, s *collection) error {
+	for i := range s.in.Machines {
+		m := &s.in.Machines[i]
+		if m.NodeRef == "" || m.NodeRef == s.in.claim.NodeName || m.ProviderID != s.in.claim.ProviderID {
+			continue
+		}
+		if err := c.addRecords(ctx, s, v1alpha1.FieldNodeName, m.NodeRef); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addToken adds the requester's bootstrap token, if the source knows it.
+func (c *collector) addToken(ctx context.Context, s *collection) error {
+	tokens, ok := c.Machines.(TokenSource)
+	if !ok {
+		return nil
+	}
+	id, ok := verifier.TokenID(s.in.Request.Spec.Username)
+	if !ok {
+		return nil
+	}
+	token, err := tokens.Token(ctx, id, s.in.Now)
+	if err != nil {
+		return fmt.Errorf("bootstrap token: %w", err)
+	}
+	s.in.Token = token
+	return nil
+}
+
+// addEK is for providers with two rounds. It sets the claimed EK, and whether a source or a record
+// names it. It also adds the EK's records and a proof's hello.
+func (c *collector) addEK(ctx context.Context, s *collection) error {
+	if s.in.challenger == nil {
+		return nil
+	}
+	in := &s.in
+	cached := c.cachedHello(ctx, s)
+	if in.Hello = cached; cached == nil {
+		if err := c.addLiveHello(ctx, s); err != nil {
+			return err
+		}
+	}
+	s.in.ek = s.in.challenger.EK(in.Request, in.Hello)
+	if err := c.addRecords(ctx, s, v1alpha1.FieldEK, s.in.ek); err != nil {
+		return err
+	}
+	// Accepting a proof sets LastAttested in the machine's record, before the hello is closed. If
+	// no record of the inputs was attested since the hello was filed, the inputs show no
+	// accepted proof of it. If another replica accepted one meanwhile, writing the record causes a
+	// conflict.
+	if cached != nil && s.in.attestedSince(cached) {
+		if err := c.addLiveHello(ctx, s); err != nil { // same UID, so the same spec and EK
+			return err
+		}
+	}
+	if s.in.ek == "" {
+		return nil
+	}
+	s.selectMachines() // now also by the EK
+	s.in.ekNamed = slices.ContainsFunc(in.Machines, func(m verifier.Machine) bool { return m.HasEK(s.in.ek) }) ||
+		slices.ContainsFunc(in.Records, func(r verifier.Record) bool { return r.EK == s.in.ek })
+	return c.trustOnFirstUse(ctx, s)
+}
+
+// trustOnFirstUse sets ekNamed for an EK that the rules trust on first use, if Config.TrustUnnamed
+// allows that.
+func (c *collector) trustOnFirstUse(ctx context.Context, s *collection) error {
+	if s.in.ekNamed || !c.TrustUnnamed || !s.in.Token.Known {
+		return nil
+	}
+	if err := c.addRecords(ctx, s, v1alpha1.FieldMachine, s.in.Token.Machine.Name); err != nil {
+		return err
+	}
+	_, s.in.ekNamed = c.Rules.TrustsOnFirstUse(s.in.Input, s.in.ek)
+	return nil
+}
+
+// addEvidence adds the evidence with the assessment that the pass requires.
+func (c *collector) addEvidence(ctx context.Context, s *collection) error {
+	q := s.in.question()
+	switch s.pass.evidence {
+	case assumed:
+		s.in.Evidence = verifier.Evidence{Provider: s.in.provider.Name(), EK: s.in.ek, Err: verifier.Refusals{{Reason: verifier.ReasonRefused}}, EKUntrusted: true}
+		return nil
+	case remembered:
+		if last, ok := c.retries.Memo(q.Request.Name, q.Request.UID, q.Now); ok && last.by == evidenceKeyOf(q) {
+			s.in.Evidence = last.evidence
+			return nil
+		}
+	}
+	s.in.Evidence = s.memo.judge(ctx, s.in.provider, q)
+	return nil
+}
+
+// addRecordsOfName adds the records with the claimed node name.
+func (c *collector) addRecordsOfName(ctx context.Context, s *collection) error {
+	return c.addRecords(ctx, s, v1alpha1.FieldNodeName, s.in.claim.NodeName)
+}
+
+// addRecordsOfMachines adds the records of each machine that may have filed the request, and those
+// of an EK that only the provider knew.
+func (c *collector) addRecordsOfMachines(ctx context.Context, s *collection) error {
+	if ek := s.in.Evidence.EK; ek != s.in.ek {
+		if err := c.addRecords(ctx, s, v1alpha1.FieldEK, ek); err != nil {
+			return err
+		}
+	}
+	for i := range s.in.Machines {
+		m := &s.in.Machines[i]
+		if !m.HasEK(s.in.ek) && m.Ref.Name != s.in.Evidence.Machine && m.Ref.Name != s.in.Token.Machine.Name {
+			continue
+		}
+		if err := c.addRecords(ctx, s, v1alpha1.FieldMachine, m.Ref.Name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addRecords adds the records whose field has this value, each once.
+func (c *collector) addRecords(ctx context.Context, s *collection, field, value string) error {
+	if value == "" {
+		return nil
+	}
+	var items []v1alpha1.NodeAttestation
+	var err error
+	if s.pass.consistency == Live {
+		items, err = c.records.Find(ctx, field, value)
+	} else {
+		items, err = c.records.FindCached(field, value)
+	}
+	if err != nil {
+		return err
+	}
+	for i := range items {
+		if !s.in.has(&items[i]) {
+			s.in.set(&items[i], c.records.Record(&items[i]))
+		}
+	}
+	return nil
+}
+
+// cachedHello returns the cached hello of a proof that has just arrived, if the cached version has
+// our challenge. It returns nil if the hello must be read live. A proof that waited reads its hello
+// live, since the watch may have hung meanwhile.
+func (c *collector) cachedHello(ctx context.Context, s *collection) *certificatesv1.CertificateSigningRequest {
+	proof := s.in.Request
+	if s.in.claim.Hello || s.pass.consistency != Cached || c.retries.Waits(proof.Name, proof.UID) {
+		return nil
+	}
+	hello, err := FindHello(ctx, c.cached, s.in.challenger, proof)
+	if err != nil || hello == nil || !c.lastWrites.isOurChallenge(hello) || c.intake.isDropped(hello) {
+		return nil
+	}
+	return hello
+}
+
+// addLiveHello adds a proof's hello, read live.
+func (c *collector) addLiveHello(ctx context.Context, s *collection) (err error) {
+	if s.in.claim.Hello {
+		return nil
+	}
+	s.in.Hello, err = FindHello(ctx, c.live, s.in.challenger, s.in.Request)
+	return err
+}
+
+// FindHello reads the hello that a proof refers to, by its name. The proof is not trusted: the
+// rules check that this is its hello. FindHello returns nil if there is none.
+func FindHello(ctx context.Context, reader client.Reader, provider Challenger, proof *certificatesv1.CertificateSigningRequest) (*certificatesv1.CertificateSigningRequest, error) {
+	name, err := provider.HelloOf(proof)
+	if err != nil || name == "" {
+		return nil, nil //nolint:nilerr // Judge refuses such a proof
+	}
+	return getRequest(ctx, reader, name)
+}
+
+// getRequest returns nil if there is no such request.
+func getRequest(ctx context.Context, reader client.Reader, name string) (*certificatesv1.CertificateSigningRequest, error) {
+	object := &certificatesv1.CertificateSigningRequest{}
+	err := reader.Get(ctx, types.NamespacedName{Name: name}, object)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("request %s: %w", name, err)
+	}
+	return object, nil
+}
+
+// addNode adds whether a Node of the claimed name exists, for rule M5. That rule is about first
+// proofs, so a hello and a node's own request need no API call. Nor does a waiting request with
+// remembered evidence, which can only go on waiting.
+func (c *collector) addNode(ctx context.Context, s *collection) error {
+	if s.in.claim.Hello || s.in.claim.Serving || classOf(s.in.Request.Spec.Username) == fairqueue.Nodes {
+		return nil
+	}
+	// Absent also stands for "not read": then M5 refuses nothing, and report writes no Event on a
+	// Node. With remembered evidence the decision can only be to wait.
+	s.in.Node = verifier.Absent
+	if s.pass.evidence == remembered || s.in.claim.NodeName == "" {
+		return nil
+	}
+	if s.memo.node == 0 {
+		node, err := getNode(ctx, c.live, s.in.claim.NodeName)
+		if err != nil {
+			return err
+		}
+		if s.memo.node = verifier.Absent; node != nil {
+			s.memo.node = verifier.Present
+		}
+	}
+	s.in.Node = s.memo.node
+	return nil
+}
+
+// getNode returns a Node's metadata, nil if there is no such Node.
+func getNode(ctx context.Context, live client.Reader, name string) (*metav1.PartialObjectMetadata, error) {
+	node := &metav1.PartialObjectMetadata{}
+	node.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Node"))
+	err := live.Get(ctx, types.NamespacedName{Name: name}, node)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("node %s: %w", name, err)
+	}
+	return node, nil
+}
+
+// addPendingProofs adds, for each record that may be this machine's, whether the proof that it
+// names is pending. A proof whose certificate is in the record stays pending until that certificate
+// is published.
+func (c *collector) addPendingProofs(ctx context.Context, s *collection) error {
+	if s.in.claim.Hello || s.in.claim.Serving {
+		return nil
+	}
+	for i := range s.in.Records {
+		r := &s.in.Records[i]
+		mine := r.NodeName == s.in.claim.NodeName || s.in.ek != "" && r.EK == s.in.ek
+		if !mine || r.ProofUID == "" || r.ProofUID == string(s.in.Request.UID) {
+			continue
+		}
+		awaits := r.AwaitsCertificate()
+		if !awaits && !c.mayLackCertificate(ctx, &s.in.objects[i], s.in.Now) {
+			continue
+		}
+		proof, err := getRequest(ctx, c.live, s.in.objects[i].Status.Request.Name)
+		if err != nil {
+			return err
+		}
+		// A proof that another signer issued for is pending until its certificate is in the record.
+		r.ProofPending = proof != nil && string(proof.UID) == r.ProofUID && (stateOf(proof) != finished || awaits && len(proof.Status.Certificate) > 0)
+	}
+	return nil
+}
+
+// publishTimeout bounds the time until a certificate in the record is published, including all
+// retries and a change of the leader.
+const publishTimeout = 5 * time.Minute
+
+// mayLackCertificate reports whether the certificate in a record may not be published yet in the
+// proof that the record names. If another proof took over the record now, the first proof would
+// fail only because a write was lost. If the cache shows the proof as finished, that is never
+// stale: a finished proof stays finished.
+func (c *collector) mayLackCertificate(ctx context.Context, record *v1alpha1.NodeAttestation, now time.Time) bool {
+	if attested := record.Status.LastAttested; attested == nil || now.Sub(attested.Time) > publishTimeout {
+		return false
+	}
+	proof, err := getRequest(ctx, c.cached, record.Status.Request.Name)
+	return err != nil || proof == nil || proof.UID != record.Status.Request.UID || stateOf(proof) != finished
+}

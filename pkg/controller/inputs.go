@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"errors"
+	"slices"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+)
+
+// inputs has everything that one decision is made from: the Input of the rules, and what acting on
+// the decision needs beside it. The collector makes it. Nothing changes it afterwards.
+type inputs struct {
+	verifier.Input
+	claim    verifier.Claim
+	provider Provider
+	// challenger is the provider, if it has two rounds, else nil.
+	challenger Challenger
+	// ek is the claimed EK. ekNamed says that a source or a record names it, or that it is trusted
+	// on first use.
+	ek      string
+	ekNamed bool
+	// objects are the objects behind Records, in the same order.
+	objects []v1alpha1.NodeAttestation
+}
+
+// approved returns the inputs of the decision to sign, which follows an approval. They have the
+// request and the record as the API server stored them.
+func (in *inputs) approved(request *certificatesv1.CertificateSigningRequest, object *v1alpha1.NodeAttestation, record verifier.Record) *inputs {
+	next := *in
+	next.Request, next.objects, next.Records = request, slices.Clone(in.objects), slices.Clone(in.Records)
+	next.set(object, record)
+	return &next
+}
+
+// question returns the Question for the provider. It is complete after addEK.
+func (in *inputs) question() Question {
+	return Question{Request: in.Request, Hello: in.Hello, Named: in.ekNamed, Now: in.Now}
+}
+
+// isVerdict reports whether a Provider's error is a verdict about the evidence. Any other error may
+// be temporary.
+func isVerdict(err error) bool {
+	var refusals verifier.Refusals
+	return err != nil && errors.As(err, &refusals)
+}
+
+// queueClaim returns the claim by which the queue orders the request.
+func (in *inputs) queueClaim() fairqueue.Claim {
+	return fairqueue.Claim{EK: in.ek, Node: in.claim.NodeName, Proof: !in.claim.Hello}
+}
+
+// isRecorded reports whether status.request of a record is this request.
+func (in *inputs) isRecorded() bool {
+	return slices.ContainsFunc(in.objects, func(r v1alpha1.NodeAttestation) bool {
+		return r.Status.Request != nil && r.Status.Request.UID == in.Request.UID
+	})
+}
+
+// recordFor returns a copy of the object that holds a machine's record, nil if there is none yet.
+func (in *inputs) recordFor(machine verifier.MachineRef) *v1alpha1.NodeAttestation {
+	for i := range in.objects {
+		if in.Records[i].Machine == machine {
+			return in.objects[i].DeepCopy()
+		}
+	}
+	return nil
+}
+
+// has reports whether this version of a record is among the inputs.
+func (in *inputs) has(object *v1alpha1.NodeAttestation) bool {
+	return slices.ContainsFunc(in.objects, func(r v1alpha1.NodeAttestation) bool { return isSameVersion(&r, object) })
+}
+
+func isSameVersion(a, b *v1alpha1.NodeAttestation) bool {
+	return a.UID == b.UID && a.ResourceVersion == b.ResourceVersion
+}
+
+// set adds a record, in place of another version of it.
+func (in *inputs) set(object *v1alpha1.NodeAttestation, record verifier.Record) {
+	for i := range in.objects {
+		if in.objects[i].UID == object.UID {
+			in.objects[i], in.Records[i] = *object, record
+			return
+		}
+	}
+	in.objects, in.Records = append(in.objects, *object), append(in.Records, record)
+}
+
+// clockSkew is how far a replica's clock may be behind the API server's.
+const clockSkew = 10 * time.Second
+
+// attestedSince reports whether a record may have been attested since a hello was filed. Other
+// writes of the record, such as its certificate, do not count.
+func (in *inputs) attestedSince(hello *certificatesv1.CertificateSigningRequest) bool {
+	return slices.ContainsFunc(in.objects, func(r v1alpha1.NodeAttestation) bool {
+		return r.Status.LastAttested == nil || r.Status.LastAttested.Add(clockSkew).After(hello.CreationTimestamp.Time)
+	})
+}
+
+// machineRef returns the machine in the grant. Without a grant it returns the machine that the
+// evidence names or a source lists with the EK, if there is exactly one. For a serving certificate
+// it returns the machine in the node's record.
+func (in *inputs) machineRef(granted verifier.Record) verifier.MachineRef {
+	refs := map[verifier.MachineRef]bool{}
+	switch {
+	case granted.Machine != (verifier.MachineRef{}):
+		return granted.Machine
+	case in.claim.Serving:
+		for _, record := range in.Records {
+			if record.NodeName == in.claim.NodeName {
+				refs[record.Machine] = true
+			}
+		}
+	default:
+		named := in.Evidence.Machine
+		for i := range in.Machines {
+			if m := &in.Machines[i]; m.HasEK(in.ek) || named != "" && m.Ref.Name == named {
+				refs[m.Ref] = true
+			}
+		}
+	}
+	if len(refs) != 1 {
+		return verifier.MachineRef{}
+	}
+	for ref := range refs {
+		return ref
+	}
+	return verifier.MachineRef{}
+}
+
+// markOrphans marks the records whose machine no longer exists.
+func (in *inputs) markOrphans() {
+	exists := map[verifier.MachineRef]bool{}
+	for i := range in.Machines {
+		exists[in.Machines[i].Ref] = true
+	}
+	for i := range in.Records {
+		in.Records[i].Orphaned = !exists[in.Records[i].Machine]
+	}
+}
