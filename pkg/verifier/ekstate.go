@@ -26,30 +26,30 @@ const (
 
 // ekStateOf returns the state of the key in a machine's record. An accepted replacement stays
 // accepted until a source names the record's key again, even if the sources change otherwise.
-func (e *evaluation) ekStateOf(r *Record, m *Machine) ekState {
+func (r *Rules) ekStateOf(record *Record, m *Machine) ekState {
 	switch {
-	case r.EK == "" || !m.Disputed && e.rules.NamesEK(m, r.EK):
+	case record.EK == "" || !m.Disputed && r.NamesEK(m, record.EK):
 		return ekStateNotContradicted
-	case e.replacementAccepted(r):
+	case r.replacementAccepted(record):
 		return ekStateReplaced
-	case m.Disputed || !slices.ContainsFunc(m.EKs, e.rules.trustsSource):
+	case m.Disputed || !slices.ContainsFunc(m.EKs, r.trustsSource):
 		return ekStateNotContradicted
 	}
-	if _, named := e.rules.ContradictedBy(r, m); len(named) > 0 {
+	if _, named := r.ContradictedBy(record, m); len(named) > 0 {
 		return ekStateChangePending
 	}
 	return ekStateNotNamed
 }
 
 // replacementAccepted reports whether the controller accepted other keys in place of the record's.
-func (e *evaluation) replacementAccepted(r *Record) bool {
-	return r.EKReplacedBy != nil && e.rules.RefusesUnnamed(r.EKSource)
+func (r *Rules) replacementAccepted(record *Record) bool {
+	return record.EKReplacedBy != nil && r.RefusesUnnamed(record.EKSource)
 }
 
-// isAcceptedReplacement reports whether the key in the request was accepted in place of the
-// record's, and a source names it for the machine now.
-func (e *evaluation) isAcceptedReplacement(r *Record, m *Machine) bool {
-	return e.ekStateOf(r, m) == ekStateReplaced && slices.Contains(r.EKReplacedBy, e.ek) && e.rules.NamesEK(m, e.ek)
+// isAcceptedReplacement reports whether a key was accepted in place of the record's, and a source
+// names it for the machine now.
+func (r *Rules) isAcceptedReplacement(record *Record, m *Machine, ek string) bool {
+	return r.ekStateOf(record, m) == ekStateReplaced && slices.Contains(record.EKReplacedBy, ek) && r.NamesEK(m, ek)
 }
 
 // ContradictedBy returns the first source of the policy that contradicts the record's EK, and the
@@ -134,82 +134,41 @@ func (r *Rules) sourceOf(m *Machine, ek string, preferred EKSource) EKSource {
 
 // namedByAuthority reports whether an authority currently assigns the evidence to the selected
 // machine: a source names the key, or the evidence itself names the machine.
-func (e *evaluation) namedByAuthority() bool {
-	if e.machine == nil {
+func (r *Rules) namedByAuthority(s subject) bool {
+	if s.machine == nil {
 		return false
 	}
-	return e.ek != "" && e.rules.NamesEK(e.machine, e.ek) || e.evidenceAccepted && e.in.Evidence.Machine != ""
+	return s.id.ek != "" && r.NamesEK(s.machine, s.id.ek) || s.id.accepted && s.id.machine != ""
 }
 
-// recordOf returns the record of a machine, nil if there is none.
-func (e *evaluation) recordOf(m *Machine) *Record {
-	for i := range e.in.Records {
-		if e.in.Records[i].Machine == m.Ref {
-			return &e.in.Records[i]
-		}
-	}
-	return nil
-}
-
-// pinsEK reports whether a record still binds this request's key to the record's machine. It no
-// longer binds a key that was replaced, even if the machine is gone.
-func (e *evaluation) pinsEK(r *Record) bool {
-	if e.ek == "" || r.EK != e.ek {
+// pinsEK reports whether a record still binds this key to the record's machine. It no longer binds
+// a key that was replaced, even if the machine is gone.
+func (r *Rules) pinsEK(record *Record, ek string, machines []Machine) bool {
+	if ek == "" || record.EK != ek {
 		return false
 	}
-	if !e.replacementAccepted(r) {
+	if !r.replacementAccepted(record) {
 		return true
 	}
-	for i := range e.in.Machines {
-		if m := &e.in.Machines[i]; m.Ref == r.Machine {
-			return e.ekStateOf(r, m) != ekStateReplaced
+	for i := range machines {
+		if m := &machines[i]; m.Ref == record.Machine {
+			return r.ekStateOf(record, m) != ekStateReplaced
 		}
-	}
-	return false
-}
-
-// judgeContestedEK judges a key on which the record and the sources of a machine disagree. A
-// replaced key is denied. Its replacement waits. judgeContestedEK reports whether there is such a
-// machine.
-func (e *evaluation) judgeContestedEK() bool {
-	if e.ek == "" {
-		return false
-	}
-	named := slices.ContainsFunc(e.in.Machines, func(m Machine) bool { return e.rules.NamesEK(&m, e.ek) })
-	for i := range e.in.Machines {
-		m := &e.in.Machines[i]
-		r := e.recordOf(m)
-		if r == nil || m.Ref.Name == "" {
-			continue
-		}
-		state, names := e.ekStateOf(r, m), e.rules.NamesEK(m, e.ek)
-		switch {
-		case !named && (slices.Contains(r.FormerEKs, e.ek) || state == ekStateReplaced && r.EK == e.ek):
-			e.machine = m
-			e.deny(ReasonEKReplaced, "record: a source names another endorsement key than this one for the machine now")
-		case names && (state == ekStateChangePending || state == ekStateReplaced):
-			e.machine, e.ekChangePending = m, true
-			e.wait(ReasonEKChangePending, "record: this endorsement key is to replace the machine's, and the controller has not accepted the change yet")
-		case names && state == ekStateNotNamed:
-			e.machine = m // its record refuses the key
-		default:
-			continue
-		}
-		return true
 	}
 	return false
 }
 
 // warnIfNotNamed warns of an endorsement key that is in the record and that no source names. The
 // key may be that of an impostor that enrolled first, under trust on first use.
-func (e *evaluation) warnIfNotNamed(record *Record) {
-	if e.machine == nil || record == nil {
-		return
+func (r *Rules) warnIfNotNamed(record *Record, m *Machine) (f findings) {
+	if m == nil {
+		return f
 	}
-	switch e.ekStateOf(record, e.machine) {
+	switch r.ekStateOf(record, m) {
 	case ekStateNotNamed:
-		e.warn(ReasonEKNotNamed, "record: its endorsement key is none of those named for the machine")
+		f.warn(ReasonEKNotNamed, "record: its endorsement key is none of those named for the machine")
 	case ekStateChangePending:
-		e.warn(ReasonEKChangePending, "record: its endorsement key is none of those named for the machine; the record decides until the change is accepted")
+		f.warn(ReasonEKChangePending, "record: its endorsement key is none of those named for the machine; the record decides until the change is accepted")
 	}
+	return f
 }

@@ -3,8 +3,7 @@
 package verifier
 
 import (
-	"bytes"
-	"encoding/pem"
+	"cmp"
 	"slices"
 	"time"
 
@@ -56,25 +55,19 @@ type Claim struct {
 // ParseClaim returns the claim of a request, and reports whether the rules decide on the request.
 // That depends on its signer and, if the signer is shared, on its PROVIDER block. It does not
 // depend on the request's conditions.
-func (r *Rules) ParseClaim(request *certificatesv1.CertificateSigningRequest) (Claim, bool) {
-	e := r.newEvaluation(Input{Request: request})
-	if e == nil {
+func (r *Rules) ParseClaim(object *certificatesv1.CertificateSigningRequest) (Claim, bool) {
+	k, ours := r.kindOf(object)
+	if !ours {
 		return Claim{}, false
 	}
-	switch {
-	case e.unattested:
-		e.judgeUnattested()
-	case e.serving:
-		e.judgeServing()
-	default:
-		e.judgeRequest()
-	}
-	return Claim{e.content.Provider, e.hello, e.serving, e.rehearsal, e.requested.nodeName, e.requested.providerID}, true
+	q, _ := r.parseRequest(object, k)
+	return Claim{q.content.Provider, k.hello, k.serving, k.rehearsal, q.cert.nodeName, q.cert.providerID}, true
 }
 
 // Matches reports whether the rules decide on a request. It is cheaper than ParseClaim.
-func (r *Rules) Matches(request *certificatesv1.CertificateSigningRequest) bool {
-	return r.newEvaluation(Input{Request: request}) != nil
+func (r *Rules) Matches(object *certificatesv1.CertificateSigningRequest) bool {
+	_, ours := r.kindOf(object)
+	return ours
 }
 
 // AttestingSigners returns the signers whose requests have evidence, and the signer of hellos. It
@@ -108,8 +101,7 @@ func (r *Rules) Deadline(request *certificatesv1.CertificateSigningRequest) time
 // was written: Ignore until the deadline, then Fail. Without Fail, the machine's next request would
 // wait for ever.
 func (r *Rules) JudgeUnsigned(in Input) Decision {
-	e := r.newEvaluation(in)
-	if e == nil || state.Of(in.Request) != state.Approved || in.Request.CreationTimestamp.IsZero() || in.Now.Before(r.Deadline(in.Request)) {
+	if !r.Matches(in.Request) || state.Of(in.Request) != state.Approved || in.Request.CreationTimestamp.IsZero() || in.Now.Before(r.Deadline(in.Request)) {
 		return Decision{Outcome: Ignore}
 	}
 	return Decision{Outcome: Fail, Refusals: Refusals{{Reason: ReasonSignerUnavailable, Message: "nobody issued it in time"}}}
@@ -120,271 +112,155 @@ func (r *Rules) JudgeUnsigned(in Input) Decision {
 // ApproveUnattested for an unattested node that the policy lists, and Rehearsed for the proof of a
 // rehearsal.
 func (r *Rules) Judge(in Input) Decision {
-	e := r.newEvaluation(in)
-	if e == nil || state.Of(in.Request) != state.Pending || e.leftToOtherApprovers() {
+	k, ours := r.kindOf(in.Request)
+	if !ours || state.Of(in.Request) != state.Pending || r.leftToOtherApprovers(in, k) {
 		return Decision{Outcome: Ignore}
 	}
-	e.judge()
-	e.judgeOtherProofs()
-	if d, hold := e.conclude(Deny); !hold {
+	e := r.evaluate(in, k)
+	e.findings.add(checkOtherProofs(e.request, e.subject.record))
+	if d, hold := r.conclude(in, e, Deny); !hold {
 		return d
 	}
 	switch {
-	case e.unattested:
+	case k.unattested:
 		return e.grant(ApproveUnattested, Record{})
-	case e.serving:
+	case k.serving:
 		return e.grant(ApproveServing, Record{})
-	case e.hello:
+	case k.hello:
 		return e.grant(Challenge, Record{})
-	case e.rehearsal:
+	case k.rehearsal:
 		return e.grant(Rehearsed, Record{})
 	}
-	return e.grant(Approve, e.nextRecord())
+	return e.grant(Approve, r.nextRecord(in, e))
 }
 
 // JudgeSigning decides whether to sign an approved request: Ignore, Wait, Fail, Sign, or
-// SignServing for a serving certificate under a signer of ours. It judges every rule again. An
+// SignServing for a serving certificate under a signer of ours. It evaluates every rule again. An
 // approval is valid only together with the record that was written before it. So the record in the
 // Input must be read live, or be the caller's own last write.
 func (r *Rules) JudgeSigning(in Input) Decision {
-	e := r.newEvaluation(in)
-	if e == nil || !e.signedHere() || state.Of(in.Request) != state.Approved || e.leftToOtherApprovers() {
+	k, ours := r.kindOf(in.Request)
+	if !ours || !r.signedHere(in.Request.Spec.SignerName, k) || state.Of(in.Request) != state.Approved || r.leftToOtherApprovers(in, k) {
 		return Decision{Outcome: Ignore}
 	}
-	if e.serving {
+	if k.serving {
 		// The approver does not matter: the rules depend only on request, record and machine.
-		e.judge()
-		if d, hold := e.conclude(Fail); !hold {
+		e := r.evaluate(in, k)
+		if d, hold := r.conclude(in, e, Fail); !hold {
 			return d
 		}
 		return e.grant(SignServing, Record{})
 	}
+	var unapproved findings
 	named := slices.ContainsFunc(in.Records, func(record Record) bool { return record.isFor(in.Request) })
-	if e.hello || !named {
-		e.deny(ReasonApprovedWithoutAttestation, "approved, but not by this controller")
+	if k.hello || !named {
+		unapproved.deny(ReasonApprovedWithoutAttestation, "approved, but not by this controller")
 	}
-	e.judge()
-	if d, hold := e.conclude(Fail); !hold {
+	e := r.evaluate(in, k)
+	unapproved.add(e.findings)
+	e.findings = unapproved // that refusal comes before those of the rules
+	if d, hold := r.conclude(in, e, Fail); !hold {
 		return d
 	}
 	// the record that names the request must be this machine's
-	if e.hello || e.record == nil || !e.record.isFor(in.Request) {
-		e.deny(ReasonApprovedWithoutAttestation, "approved, but not for this machine")
-		d, _ := e.conclude(Fail)
+	record := e.subject.record
+	if k.hello || record == nil || !record.isFor(in.Request) {
+		e.findings.deny(ReasonApprovedWithoutAttestation, "approved, but not for this machine")
+		d, _ := r.conclude(in, e, Fail)
 		return d
 	}
-	return e.grant(Sign, *e.record)
+	return e.grant(Sign, *record)
 }
 
-// evaluation is the state of one decision. The result of a rule is zero before the rule was judged,
-// and if it failed.
+// evaluation is the result of all rules for one request.
 type evaluation struct {
-	rules *Rules
-	in    Input
-	// hello, insecure and serving say which kind of signer the request is for. unattested says that
-	// the policy lists the node as unattested. rehearsal says that nothing may be issued.
-	hello, insecure, serving, unattested, rehearsal bool
-	// orphans are the records of machines that no longer exist. They were removed from in.Records.
-	orphans []Record
-	// content is the parsed spec.request. requested has the content of its PKCS#10 request.
-	content   attestation.Request
-	requested requestedCertificate
-	// providerMatches says that the signer accepts the provider of the evidence.
-	providerMatches bool
-	class           Class
-	// ek is the endorsement key. A proof proves it, a hello only claims it. evidenceAccepted says
-	// that the provider's verifier accepted the evidence.
-	ek               string
-	evidenceAccepted bool
-	machine          *Machine
-	// claimedTwice says that the evidence belongs to more than one machine. If a record has the
-	// key, machine is the record's machine nevertheless.
-	claimedTwice bool
-	// trustedOnFirstUse says that machine was selected on first use. It is valid only if nothing is
-	// refused.
-	trustedOnFirstUse bool
-	// tokenJudged says that I3 was applied.
-	tokenJudged bool
-	record      *Record
+	request request
+	subject subject
 	// recovered is the fingerprint of the requester's certificate, if the record is recreated for
 	// it. The next record lists it, so that it can be revoked, and can request again.
 	recovered string
-	// ekChangePending says that ek will replace the key in record once the controller accepts that.
-	ekChangePending bool
-	// addresses are the requested addresses of a serving certificate.
-	addresses   Addresses
-	maxLifetime time.Duration
-
-	// denied has contradictions. missing has reasons to wait until the deadline. warned has failed
-	// rules for which the policy only warns.
-	denied, missing, warned Refusals
+	findings  findings
 }
 
-func (e *evaluation) deny(reason Reason, format string, arguments ...any) {
-	e.denied.Add(reason, format, arguments...)
-}
-
-func (e *evaluation) wait(reason Reason, format string, arguments ...any) {
-	e.missing.Add(reason, format, arguments...)
-}
-
-func (e *evaluation) warn(reason Reason, format string, arguments ...any) {
-	e.warned.Add(reason, format, arguments...)
-}
-
-// fail adds a failed rule as a refusal or a warning, by mode.
-func (e *evaluation) fail(mode Mode, reason Reason, format string, arguments ...any) {
-	switch mode {
-	case Off:
-	case Warn:
-		e.warn(reason, format, arguments...)
-	default:
-		e.deny(reason, format, arguments...)
-	}
-}
-
-// newEvaluation returns nil if the request is not ours: it is for another signer, or for a shared
-// signer without our evidence. This is decided before any validation.
-func (r *Rules) newEvaluation(in Input) *evaluation {
-	if r == nil || in.Request == nil {
-		return nil
-	}
+// evaluate applies the rules that a request of this kind must pass. Each rule is a function of what
+// it reads, and returns its findings. A rule whose findings are not added refuses nothing.
+func (r *Rules) evaluate(in Input, k kind) evaluation {
 	var orphans []Record
 	in.Records, orphans = withoutOrphans(in.Records)
-	if r.isUnattestedRenewal(in.Request.Spec) {
-		return &evaluation{rules: r, in: in, unattested: true}
+	q, malformed := r.parseRequest(in.Request, k)
+	var e evaluation
+	switch {
+	case k.unattested:
+		e = r.evaluateUnattested(in, q)
+	case k.serving:
+		e = r.evaluateServing(in, q)
+	default:
+		e = r.evaluateAttested(in, orphans, q)
 	}
-	if r.isForServing(in.Request.Spec) {
-		return &evaluation{rules: r, in: in, serving: true}
-	}
-	signer, ours := r.signers[in.Request.Spec.SignerName]
-	if !ours || signer.Shared && !namesProvider(in.Request.Spec.Request, signer) {
-		return nil
-	}
-	return &evaluation{
-		rules: r, in: in, orphans: orphans,
-		hello:     attestation.IsHelloSigner(signer.Name),
-		insecure:  signer.Name == InsecureSignerName,
-		rehearsal: attestation.IsRehearsalSigner(signer.Name),
-	}
+	f := r.checkInput(in, k)
+	f.add(malformed)
+	f.add(e.findings)
+	e.request, e.findings = q, f
+	return e
 }
 
-// signedHere reports whether a request is for a signer that this controller may sign for.
-func (e *evaluation) signedHere() bool {
-	return !e.unattested && !e.rehearsal && (!e.serving || e.rules.SignsServing(e.in.Request.Spec.SignerName))
+// evaluateAttested applies the rules for a hello, for a proof, and for a request of the insecure
+// signer.
+func (r *Rules) evaluateAttested(in Input, orphans []Record, q request) evaluation {
+	class, f := r.checkRequester(q) // I1, I2
+	if !q.readable {
+		return evaluation{subject: subject{class: class}, findings: f} // there is no evidence to check
+	}
+	f.add(checkPair(q, in.Hello)) // S7
+
+	id, refused := r.checkEvidence(q, in.Evidence, in.Hello) // A*, S1
+	f.add(refused)
+	s, refused := r.findSubject(in, q, class, id) // M1
+	f.add(refused)
+
+	f.add(r.checkSuspension(in, q, s))                // T2
+	f.add(r.checkToken(q, s, in.Token))               // I3
+	recovered, refused := r.checkCredential(in, q, s) // I4
+	f.add(refused)
+	f.add(checkMachine(in, q, s))               // M1, M2, M3
+	f.add(r.checkName(in, q, s))                // M4
+	f.add(checkNodeObject(in.Node, q, s.class)) // M5
+	f.add(r.checkRecords(in, q, s))             // T1
+	if s.id.accepted && !q.kind.hello && s.record != nil && s.record.EK == s.id.ek {
+		f.add(r.warnIfNotNamed(s.record, s.machine))
+	}
+	f.add(checkOrphans(orphans, q.cert.nodeName, s)) // T1
+	f.add(checkHelloReuse(q, in.Hello, in.Records))  // S7
+	return evaluation{subject: s, recovered: recovered, findings: f}
 }
 
-// withoutOrphans splits the records into those of machines that exist, and orphans.
-func withoutOrphans(records []Record) (counting, orphans []Record) {
-	if !slices.ContainsFunc(records, func(r Record) bool { return r.Orphaned }) {
-		return records, nil
+// checkInput checks that the caller can decide and sign at present.
+func (r *Rules) checkInput(in Input, k kind) (f findings) {
+	if in.Now.IsZero() {
+		f.deny(ReasonRefused, "no time was given")
 	}
-	for _, r := range records {
-		if r.Orphaned {
-			orphans = append(orphans, r)
-		} else {
-			counting = append(counting, r)
-		}
+	if in.SignerUnavailable && (k.rehearsal || r.signedHere(in.Request.Spec.SignerName, k)) {
+		f.wait(ReasonSignerUnavailable, "there is no CA to sign with at present")
 	}
-	return counting, orphans
-}
-
-// accepts reports whether the signer is for this provider.
-func (s Signer) accepts(provider string) bool { return slices.Contains(s.Providers, provider) }
-
-// namesProvider reports whether a request has a PROVIDER block with a provider of the signer. The
-// request may be malformed otherwise.
-func namesProvider(request []byte, signer Signer) bool {
-	begin := []byte("-----BEGIN " + attestation.BlockProvider + "-----")
-	for {
-		i := bytes.Index(request, begin)
-		if i < 0 {
-			return false
-		}
-		request = request[i:]
-		end := bytes.Index(request[len(begin):], []byte("-----BEGIN "))
-		block := request
-		if end >= 0 {
-			block = request[:len(begin)+end]
-		}
-		if p, _ := pem.Decode(block); p != nil && signer.accepts(string(bytes.TrimSpace(p.Bytes))) {
-			return true
-		}
-		request = request[len(begin):]
-	}
-}
-
-// judge applies the rules. Their order decides which reason a denial shows first. The exceptions
-// are judgeSuspension and expiredLast.
-func (e *evaluation) judge() {
-	if e.in.Now.IsZero() {
-		e.deny(ReasonRefused, "no time was given")
-	}
-	if e.in.SignerUnavailable && (e.signedHere() || e.rehearsal) {
-		e.wait(ReasonSignerUnavailable, "there is no CA to sign with at present")
-	}
-	if e.unattested {
-		e.judgeUnattested()
-		return
-	}
-	if e.serving {
-		e.judgeServing()
-		return
-	}
-	e.judgeRequest()
-	e.judgeRequester()
-	if !e.providerMatches {
-		return // there is no evidence to judge
-	}
-	e.judgePair()
-	e.judgeEvidence()
-	e.selectMachine()
-	e.findRecord()
-	e.judgeSuspension()
-	e.judgeToken()
-	e.judgeCredential()
-	e.judgeMachine()
-	e.judgeName()
-	e.judgeNodeObject()
-	e.judgeRecords()
-	if e.evidenceAccepted && !e.hello && e.record != nil && e.record.EK == e.ek {
-		e.warnIfNotNamed(e.record)
-	}
-	e.judgeOrphans()
-	e.judgeHelloReuse()
-}
-
-// judgeRequest applies S1 to S6.
-func (e *evaluation) judgeRequest() {
-	spec := e.in.Request.Spec
-	content, err := attestation.Parse(spec.Request)
-	if err != nil {
-		e.deny(ReasonMalformedRequest, "%v", err)
-		return
-	}
-	e.content, e.providerMatches = content, e.rules.signers[spec.SignerName].accepts(content.Provider)
-	if !e.providerMatches {
-		e.deny(ReasonProviderMismatch, "the signer is not for the provider %.64q", content.Provider)
-	}
-	e.requested = judgePKCS10(&e.denied, content.PKCS10)
-	judgeUsages(&e.denied, spec.Usages, e.requested.key, certificatesv1.UsageClientAuth)
+	return f
 }
 
 // conclude reports whether every rule holds, and returns the decision if not. refuse is Deny or
 // Fail. A contradiction takes precedence over a missing input.
-func (e *evaluation) conclude(refuse Outcome) (d Decision, hold bool) {
-	d = Decision{Class: e.class, Warnings: e.warned}
-	overdue := !e.in.Request.CreationTimestamp.IsZero() && !e.in.Now.Before(e.rules.Deadline(e.in.Request))
+func (r *Rules) conclude(in Input, e evaluation, refuse Outcome) (d Decision, hold bool) {
+	k, s, cert, f := e.request.kind, e.subject, e.request.cert, e.findings
+	d = Decision{Class: s.class, Warnings: f.warned}
+	overdue := !in.Request.CreationTimestamp.IsZero() && !in.Now.Before(r.Deadline(in.Request))
 	switch {
-	case len(e.denied) > 0:
-		d.Outcome, d.Refusals = refuse, expiredLast(e.denied)
-	case len(e.missing) > 0 && overdue:
-		d.Outcome, d.Refusals = refuse, e.missing
-	case len(e.missing) > 0:
-		d.Outcome, d.Refusals = Wait, e.missing
-	case e.class == 0 || e.requested.key == nil || e.requested.nodeName == "" || !e.unattested && e.machine == nil ||
+	case len(f.denied) > 0:
+		d.Outcome, d.Refusals = refuse, byPrecedence(f.denied)
+	case len(f.missing) > 0 && overdue:
+		d.Outcome, d.Refusals = refuse, f.missing
+	case len(f.missing) > 0:
+		d.Outcome, d.Refusals = Wait, f.missing
+	case s.class == 0 || cert.key == nil || cert.nodeName == "" || !k.unattested && s.machine == nil ||
 		// not reached: each of these also adds a refusal
-		!e.unattested && !e.serving && !e.evidenceAccepted || e.serving && e.addresses.count() == 0:
+		!k.unattested && !k.serving && !s.id.accepted || k.serving && cert.addresses.count() == 0:
 		d.Outcome, d.Refusals = refuse, Refusals{{Reason: ReasonRefused}}
 	default:
 		hold = true
@@ -392,23 +268,20 @@ func (e *evaluation) conclude(refuse Outcome) (d Decision, hold bool) {
 	return d, hold
 }
 
-// expiredLast moves the refusal of an expired challenge behind all others. For that reason the node
+// byPrecedence moves the refusal of a suspended machine before all others, so that the node learns
+// this reason. It moves that of an expired challenge behind all others. For that reason the node
 // may start over at once, so it must be the first reason only if nothing else failed.
-func expiredLast(refusals Refusals) Refusals {
-	var others, expired Refusals
-	for _, refusal := range refusals {
-		if refusal.Reason == attestation.ReasonExpired {
-			expired = append(expired, refusal)
-		} else {
-			others = append(others, refusal)
-		}
-	}
-	return append(others, expired...)
+func byPrecedence(refusals Refusals) Refusals {
+	precedence := map[Reason]int{ReasonSuspended: -1, attestation.ReasonExpired: 1}
+	return slices.SortedStableFunc(slices.Values(refusals), func(a, b Refusal) int {
+		return cmp.Compare(precedence[a.Reason], precedence[b.Reason])
+	})
 }
 
 // grant makes each Decision that lets a request pass. No other function does.
-func (e *evaluation) grant(outcome Outcome, record Record) Decision {
-	return Decision{Outcome: outcome, Class: e.class, Warnings: e.warned, Grant: &Grant{
-		NodeName: e.requested.nodeName, PublicKey: e.requested.key, MaxLifetime: e.maxLifetime, Addresses: e.addresses, Record: record,
+func (e evaluation) grant(outcome Outcome, record Record) Decision {
+	cert, s := e.request.cert, e.subject
+	return Decision{Outcome: outcome, Class: s.class, Warnings: e.findings.warned, Grant: &Grant{
+		NodeName: cert.nodeName, PublicKey: cert.key, MaxLifetime: maxLifetime(s.machine), Addresses: cert.addresses, Record: record,
 	}}
 }

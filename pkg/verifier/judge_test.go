@@ -1462,7 +1462,7 @@ func TestSameRulesAsTheNode(t *testing.T) {
 	for _, kind := range []string{"p256", "p384", "rsa2048"} {
 		var refusals Refusals
 		public := key(kind).Public()
-		if judgeUsages(&refusals, csr.Usages(public), public, certificatesv1.UsageClientAuth); refusals != nil {
+		if checkUsages(&refusals, csr.Usages(public), public, certificatesv1.UsageClientAuth); refusals != nil {
 			t.Errorf("%s: %v", kind, refusals)
 		}
 	}

@@ -70,181 +70,197 @@ const (
 	Present
 )
 
-// selectMachine applies M1. The endorsement key selects the machine, or evidence that names a
-// machine. With the insecure signer the token selects it. On first use the provider ID may select
-// it. If a record has the key, no source can assign the key to another machine.
-func (e *evaluation) selectMachine() {
-	var selected, recorded []*Machine
-	for i := range e.in.Machines {
-		m := &e.in.Machines[i]
-		if m.Ref.Name == "" || !e.selects(m) {
-			continue
-		}
-		selected = append(selected, m)
-		if r := e.recordOf(m); r != nil && e.ek != "" && r.EK == e.ek {
-			recorded = append(recorded, m)
-		}
-	}
-	e.claimedTwice = len(selected) > 1
-	if len(recorded) == 1 {
-		selected = recorded
-	}
-	switch {
-	case len(selected) > 1:
-		e.wait(ReasonAmbiguousMachine, "the evidence belongs to %d machines", len(selected))
-	case len(selected) == 1:
-		e.machine = selected[0]
-		if e.insecure && slices.ContainsFunc(e.machine.EKs, e.rules.trustsSource) {
-			e.deny(ReasonIdentityBound, "machine: it has an endorsement key, and can show it")
-		}
-	case e.judgeContestedEK():
-	case e.selectOnFirstUse():
-	case e.evidenceAccepted:
-		e.wait(ReasonMachineNotFound, "no machine is known that the evidence belongs to")
-	}
+// MachineIndex finds the machines that a decision depends on, without going through all of them.
+// Make one for each set of machines.
+type MachineIndex struct {
+	machines                           []Machine
+	byName, byEK, byNode, byProviderID map[string][]int
 }
 
-func (e *evaluation) selects(m *Machine) bool {
-	if e.insecure {
-		return e.in.Token.Known && e.in.Token.Machine == m.Ref
+// NewMachineIndex returns an index of machines. Nobody may change the slice afterwards.
+func NewMachineIndex(machines []Machine) *MachineIndex {
+	x := &MachineIndex{
+		machines: machines,
+		byName:   map[string][]int{}, byEK: map[string][]int{}, byNode: map[string][]int{}, byProviderID: map[string][]int{},
 	}
-	if e.evidenceAccepted && e.in.Evidence.Machine != "" {
-		return m.Ref.Name == e.in.Evidence.Machine
+	for i := range machines {
+		m := &machines[i]
+		x.byName[m.Ref.Name] = append(x.byName[m.Ref.Name], i)
+		for _, ek := range m.EKs {
+			x.byEK[ek.EK] = append(x.byEK[ek.EK], i)
+		}
+		for _, name := range m.Names {
+			x.byNode[name.Value] = append(x.byNode[name.Value], i)
+		}
+		if m.ProviderID != "" {
+			x.byProviderID[m.ProviderID] = append(x.byProviderID[m.ProviderID], i)
+		}
 	}
-	if e.ek == "" {
-		return false
-	}
-	r := e.recordOf(m)
-	if r != nil && r.EK == e.ek {
-		return e.ekStateOf(r, m) != ekStateReplaced
-	}
-	if !e.rules.NamesEK(m, e.ek) {
-		return false
-	}
-	if r == nil || r.EK == "" {
-		return true
-	}
-	switch e.ekStateOf(r, m) {
-	case ekStateNotContradicted:
-		return true
-	case ekStateReplaced: // the key may still belong to another machine
-		return e.isAcceptedReplacement(r, m) && !slices.ContainsFunc(e.in.Records, func(other Record) bool { return other.Machine != m.Ref && e.pinsEK(&other) })
-	}
-	return false // the record decides
+	return x
 }
 
-// judgeMachine applies the rest of M1, and M2 and M3.
-func (e *evaluation) judgeMachine() {
-	m := e.machine
-	if m == nil {
-		return
+// Relevant returns the machines that Input.Machines must have for a request with this claim. It
+// selects them by ek, the claimed endorsement key or "", and by the fields of in that are already
+// set. It keeps the order of the whole set.
+func (x *MachineIndex) Relevant(claim Claim, ek string, in Input) []Machine {
+	if claim.Serving { // all machines: another one may have the same addresses
+		return x.machines
 	}
+	var found []int
+	for _, ek := range []string{ek, in.Evidence.EK} {
+		found = append(found, x.byEK[ek]...)
+	}
+	found = append(found, x.byNode[claim.NodeName]...)
+	found = append(found, x.byProviderID[claim.ProviderID]...)
+	for _, name := range []string{in.Evidence.Machine, in.Token.Machine.Name} {
+		found = append(found, x.byName[name]...)
+	}
+	for i := range in.Records {
+		found = append(found, x.byName[in.Records[i].Machine.Name]...)
+	}
+	slices.Sort(found)
+	found = slices.Compact(found)
+	machines := make([]Machine, len(found))
+	for i, at := range found {
+		machines[i] = x.machines[at]
+	}
+	return machines
+}
+
+// checkMachine applies the rest of M1, and M2 and M3.
+func checkMachine(in Input, q request, s subject) (f findings) {
+	if s.machine == nil {
+		return f
+	}
+	f.add(checkReady(s.machine))
+	f.add(checkDispute(s))
+	f.add(checkProviderID(q.cert.providerID, s, in.Machines))
+	f.add(checkDeletion(s.machine, s.class, in.Now))
+	return f
+}
+
+// checkReady applies M2.
+func checkReady(m *Machine) (f findings) {
 	if !m.Ready {
-		e.wait(ReasonMachineNotReady, "the machine is not provisioned yet, or is paused")
+		f.wait(ReasonMachineNotReady, "the machine is not provisioned yet, or is paused")
 	}
-	e.judgeDispute()
-	providerID := m.ProviderID
-	if m.Disputed && e.record != nil {
-		providerID = e.record.ProviderID
-	}
-	switch {
-	case e.requested.providerID == "" || e.requested.providerID == providerID:
-	case providerID == "":
-		e.wait(ReasonMachineNotReady, "the machine has no provider ID yet")
-	case slices.ContainsFunc(e.in.Machines, func(other Machine) bool { return other.Ref != m.Ref && other.ProviderID == e.requested.providerID }):
-		e.deny(ReasonProviderIDMismatch, "the provider ID belongs to another machine; the firmware of both may have the same UUID")
-	default:
-		e.deny(ReasonProviderIDMismatch, "the provider ID is not the machine's")
-	}
-	e.judgeDeletion()
+	return f
 }
 
-// judgeDispute applies M1 to a disputed machine, and to a machine whose key is also claimed by
+// checkDispute applies M1 to a disputed machine, and to a machine whose key is also claimed by
 // another machine. Only an attested machine with the key in its record passes.
-func (e *evaluation) judgeDispute() {
-	attested := e.class != First && e.record != nil && e.record.EK == e.ek
+func checkDispute(s subject) (f findings) {
+	attested := s.class != First && s.record != nil && s.record.EK == s.id.ek
 	switch {
-	case !e.claimedTwice && !e.machine.Disputed:
+	case !s.claimedTwice && !s.machine.Disputed:
 	case attested:
-		e.warn(ReasonAmbiguousMachine, "the sources contradict each other about the machine or its endorsement key; its record decides")
+		f.warn(ReasonAmbiguousMachine, "the sources contradict each other about the machine or its endorsement key; its record decides")
 	default:
-		e.wait(ReasonAmbiguousMachine, "the sources contradict each other about the machine or its endorsement key")
+		f.wait(ReasonAmbiguousMachine, "the sources contradict each other about the machine or its endorsement key")
 	}
+	return f
 }
 
-// judgeDeletion applies M3. A node with a certificate may renew for deletingRenewal.
-func (e *evaluation) judgeDeletion() {
-	switch deleted := e.machine.Deleted; {
-	case deleted.IsZero():
-	case (e.class == Renewal || e.class == Serving) && e.in.Now.Sub(deleted) <= deletingRenewal:
-		e.maxLifetime = deletingRenewal
-	default:
-		e.deny(ReasonMachineDeleting, "the machine is being deleted")
+// checkProviderID applies M1 and M2 to the provider ID in the request.
+func checkProviderID(requested string, s subject, machines []Machine) (f findings) {
+	own := s.machine.ProviderID
+	if s.machine.Disputed && s.record != nil {
+		own = s.record.ProviderID
 	}
+	switch {
+	case requested == "" || requested == own:
+	case own == "":
+		f.wait(ReasonMachineNotReady, "the machine has no provider ID yet")
+	case slices.ContainsFunc(machines, func(other Machine) bool { return other.Ref != s.machine.Ref && other.ProviderID == requested }):
+		f.deny(ReasonProviderIDMismatch, "the provider ID belongs to another machine; the firmware of both may have the same UUID")
+	default:
+		f.deny(ReasonProviderIDMismatch, "the provider ID is not the machine's")
+	}
+	return f
 }
 
-// judgeName applies M4.
-func (e *evaluation) judgeName() {
-	name := e.requested.nodeName
+// checkDeletion applies M3. A node with a certificate may renew for deletingRenewal.
+func checkDeletion(m *Machine, class Class, now time.Time) (f findings) {
+	renews := (class == Renewal || class == Serving) && now.Sub(m.Deleted) <= deletingRenewal
+	if !m.Deleted.IsZero() && !renews {
+		f.deny(ReasonMachineDeleting, "the machine is being deleted")
+	}
+	return f
+}
+
+// maxLifetime returns the bound on the lifetime of a certificate that M3 allows, zero if there is
+// none.
+func maxLifetime(m *Machine) time.Duration {
+	if m == nil || m.Deleted.IsZero() {
+		return 0
+	}
+	return deletingRenewal
+}
+
+// checkName applies M4.
+func (r *Rules) checkName(in Input, q request, s subject) (f findings) {
+	name := q.cert.nodeName
 	if name == "" {
-		return
+		return f
 	}
-	if e.machine == nil {
-		e.judgeNameOwner(name)
-		return
+	if s.machine == nil {
+		return r.checkNameOwner(in, q, s)
 	}
-	for _, r := range e.in.Records {
-		if r.NodeName == name && r.Machine != e.machine.Ref {
-			e.deny(ReasonAmbiguousName, "the node name is in another machine's record")
+	for _, record := range in.Records {
+		if record.NodeName == name && record.Machine != s.machine.Ref {
+			f.deny(ReasonAmbiguousName, "the node name is in another machine's record")
 		}
 	}
-	if e.record != nil && e.record.NodeName != name {
-		e.deny(ReasonNodeNameMismatch, "the node name is not the one in the machine's record")
+	if s.record != nil && s.record.NodeName != name {
+		f.deny(ReasonNodeNameMismatch, "the node name is not the one in the machine's record")
 	}
-	if e.record != nil && e.class != First {
-		return
+	if s.record != nil && s.class != First {
+		return f
 	}
-	switch names := e.nodeNames(e.machine); {
+	switch names := r.nodeNames(s.machine); {
 	case len(names) == 0:
-		e.wait(ReasonNodeNameUnknown, "nothing says yet which node name the machine has")
+		f.wait(ReasonNodeNameUnknown, "nothing says yet which node name the machine has")
 	case len(names) > 1:
-		e.deny(ReasonAmbiguousName, "the machine has %d node names", len(names))
+		f.deny(ReasonAmbiguousName, "the machine has %d node names", len(names))
 	case names[0] != name:
-		e.deny(ReasonNodeNameMismatch, "the node name is not the machine's")
+		f.deny(ReasonNodeNameMismatch, "the node name is not the machine's")
 	}
-	for i := range e.in.Machines {
-		if m := &e.in.Machines[i]; m.Ref != e.machine.Ref && e.hasNodeName(m, name) {
-			e.deny(ReasonAmbiguousName, "the node name is claimed by another machine")
+	for i := range in.Machines {
+		if m := &in.Machines[i]; m.Ref != s.machine.Ref && r.hasNodeName(m, name) {
+			f.deny(ReasonAmbiguousName, "the node name is claimed by another machine")
 		}
 	}
+	return f
 }
 
-// judgeNameOwner applies if no machine was selected. It denies if a machine with other endorsement
-// keys has the node name, since waiting would not help. If that machine is disputed, it waits.
-func (e *evaluation) judgeNameOwner(name string) {
-	if e.ek == "" {
-		return
+// checkNameOwner applies M4 if no machine was selected. It denies if a machine with other
+// endorsement keys has the node name, since waiting would not help. If that machine is disputed, it
+// waits.
+func (r *Rules) checkNameOwner(in Input, q request, s subject) (f findings) {
+	if s.id.ek == "" {
+		return f
 	}
-	for i := range e.in.Machines {
-		m := &e.in.Machines[i]
-		if !slices.ContainsFunc(m.EKs, e.rules.trustsSource) || e.selects(m) || !e.hasNodeName(m, name) {
+	for i := range in.Machines {
+		m := &in.Machines[i]
+		if !slices.ContainsFunc(m.EKs, r.trustsSource) || r.selects(in, q, s.id, m) || !r.hasNodeName(m, q.cert.nodeName) {
 			continue
 		}
 		if m.Disputed {
-			e.wait(ReasonAmbiguousMachine, "the sources contradict each other about the machine of that node name")
+			f.wait(ReasonAmbiguousMachine, "the sources contradict each other about the machine of that node name")
 		} else {
-			e.deny(ReasonNodeNameMismatch, "the machine of that node name has another endorsement key")
+			f.deny(ReasonNodeNameMismatch, "the machine of that node name has another endorsement key")
 		}
 	}
+	return f
 }
 
 // nodeNames returns the node names that the machine has by the policy.
-func (e *evaluation) nodeNames(m *Machine) []string { return m.NodeNames(e.rules.policy.NameSources) }
+func (r *Rules) nodeNames(m *Machine) []string { return m.NodeNames(r.policy.NameSources) }
 
 // hasNodeName reports whether the machine has this node name. There may be very many machines, so a
 // cheap check comes first.
-func (e *evaluation) hasNodeName(m *Machine, name string) bool {
-	return slices.ContainsFunc(m.Names, func(n NodeName) bool { return n.Value == name }) && slices.Contains(e.nodeNames(m), name)
+func (r *Rules) hasNodeName(m *Machine, name string) bool {
+	return slices.ContainsFunc(m.Names, func(n NodeName) bool { return n.Value == name }) && slices.Contains(r.nodeNames(m), name)
 }
 
 // NodeNames returns the names from the first source that has any for the machine, each once.
@@ -263,19 +279,20 @@ func (m Machine) NodeNames(sources []NameSource) []string {
 	return nil
 }
 
-// judgeNodeObject applies M5 to proofs. Hellos need no check, since a challenge grants nothing. The
+// checkNodeObject applies M5 to proofs. Hellos need no check, since a challenge grants nothing. The
 // rules only use that a Node exists: a node writes the rest of it.
-func (e *evaluation) judgeNodeObject() {
-	if e.class != First || e.hello {
-		return
+func checkNodeObject(node Presence, q request, class Class) (f findings) {
+	if class != First || q.kind.hello {
+		return f
 	}
-	switch e.in.Node {
+	switch node {
 	case Absent:
 	case Present:
-		e.deny(ReasonNodeAlreadyRegistered, "a Node of that name exists, and no record ties it to this machine. If it is this machine: kubectl delete node %s", e.requested.nodeName)
+		f.deny(ReasonNodeAlreadyRegistered, "a Node of that name exists, and no record ties it to this machine. If it is this machine: kubectl delete node %s", q.cert.nodeName)
 	default:
-		e.wait(ReasonNodeAlreadyRegistered, "it is not known yet whether a Node of that name exists")
+		f.wait(ReasonNodeAlreadyRegistered, "it is not known yet whether a Node of that name exists")
 	}
+	return f
 }
 
 // HasEK reports whether a source names this endorsement key for the machine.

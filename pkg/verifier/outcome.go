@@ -119,9 +119,9 @@ func (d Decision) RateLimited() Decision {
 	if d.Grant == nil {
 		return d
 	}
-	var limited Refusals
-	limited.Add(ReasonRateLimited, "too many requests")
-	return Decision{Outcome: Wait, Class: d.Class, Warnings: d.Warnings, Refusals: limited}
+	var f findings
+	f.wait(ReasonRateLimited, "too many requests")
+	return Decision{Outcome: Wait, Class: d.Class, Warnings: d.Warnings, Refusals: f.missing}
 }
 
 // Grant has the results of the rules. With Challenge they are only claims. With Approve and Sign

@@ -60,12 +60,15 @@ type requestedCertificate struct {
 	nodeName string
 	// providerID is "" if its rule failed, and if the request has none.
 	providerID string
+	// addresses are the requested addresses of a serving certificate.
+	addresses Addresses
 }
 
-// judgePKCS10 applies S3, S4 and S5 to a PKCS#10 request in DER. It judges bytes: it encodes the
-// parsed values again, and compares. So it refuses everything that crypto/x509 ignores: a second
+// parsePKCS10 applies S3, S4 and S5 to a PKCS#10 request in DER. For serving certificates,
+// alternative names take the place of S5. It checks bytes: it encodes the parsed values again, and
+// compares. So it refuses everything that crypto/x509 ignores: a second
 // common name, an unknown kind of alternative name, bytes between the elements.
-func judgePKCS10(refusals *Refusals, der []byte) requestedCertificate {
+func parsePKCS10(refusals *Refusals, der []byte, serving bool) requestedCertificate {
 	parts, err := splitPKCS10(der)
 	if err != nil {
 		refusals.Add(ReasonUnsupportedKey, "certification request: %v", err)
@@ -78,7 +81,12 @@ func judgePKCS10(refusals *Refusals, der []byte) requestedCertificate {
 	if c.nodeName, err = nodeNameOf(parts.subject); err != nil {
 		refusals.Add(ReasonSubjectMismatch, "subject: %v", err)
 	}
-	if c.providerID, err = providerIDOf(parts.attributes); err != nil {
+	if serving {
+		c.addresses, err = addressesOf(parts.attributes)
+	} else {
+		c.providerID, err = providerIDOf(parts.attributes)
+	}
+	if err != nil {
 		refusals.Add(ReasonForbiddenExtension, "extensions: %v", err)
 	}
 	return c
@@ -349,9 +357,9 @@ func element(tag byte, content ...[]byte) []byte {
 	return slices.Concat([]byte{tag, 0x80 | byte(len(length))}, length, joined) //nolint:gosec // G115: 4 at most
 }
 
-// judgeUsages applies S6 to a client (client auth) or a server (server auth). If the key is not
+// checkUsages applies S6 to a client (client auth) or a server (server auth). If the key is not
 // known, either set of usages passes, since its rule has already added a refusal.
-func judgeUsages(refusals *Refusals, usages []certificatesv1.KeyUsage, key crypto.PublicKey, auth certificatesv1.KeyUsage) {
+func checkUsages(refusals *Refusals, usages []certificatesv1.KeyUsage, key crypto.PublicKey, auth certificatesv1.KeyUsage) {
 	plain := []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, auth}
 	withRSA := append(slices.Clone(plain), certificatesv1.UsageKeyEncipherment)
 	slices.Sort(plain)

@@ -24,7 +24,7 @@ const (
 	Required Mode = iota + 1
 	// Warn: a failure is only reported.
 	Warn
-	// Off: the rule is not judged.
+	// Off: the rule is not applied.
 	Off
 	// Recover is only for Policy.Credential. It is like Required, but recreates a lost record.
 	Recover
@@ -166,8 +166,8 @@ type Policy struct {
 	WaitDeadline time.Duration
 }
 
-// Rules judge requests by one policy. Only SetUnattestedNodes changes them after New. They are safe
-// for concurrent use. The zero value has no signer, so it ignores every request.
+// Rules decide on requests by one policy. Only SetUnattestedNodes changes them after New. They are
+// safe for concurrent use. The zero value has no signer, so it ignores every request.
 type Rules struct {
 	policy Policy
 	// unattested replaces policy.UnattestedNodes. It is nil in the zero value.

@@ -112,191 +112,174 @@ func digest(data []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// findRecord finds the machine's record. A bootstrap identity's request becomes Again if there is
-// one. A record that this request created does not count until it has a certificate.
-func (e *evaluation) findRecord() {
-	for i := range e.in.Records {
-		r := &e.in.Records[i]
-		if e.machine != nil && r.Machine == e.machine.Ref || e.machine == nil && e.ek != "" && r.EK == e.ek {
-			e.record = r
-		}
-		if !e.evidenceAccepted && e.ek == "" && e.requested.nodeName != "" && r.NodeName == e.requested.nodeName {
-			// Without an EK the machine is unknown. A record with the node name makes the request
-			// Again, so that the rules for first requests add no refusals.
-			e.record = r
-		}
-	}
-	if e.class == First && e.record != nil && !e.record.isFirstProof(e.in.Request) {
-		e.class = Again
-	}
-}
-
-// judgeSuspension applies T2. It comes before other refusals, so that the node learns this reason.
-// It does not quote the operator, since the node reads the refusal.
-func (e *evaluation) judgeSuspension() {
+// checkSuspension applies T2. byPrecedence puts its refusal first. The refusal does not quote the
+// operator, since the node reads it.
+func (r *Rules) checkSuspension(in Input, q request, s subject) (f findings) {
 	switch {
-	case e.in.SuspensionsUnknown && !e.unattested: // an unattested node has no key to suspend
-		e.wait(ReasonSuspensionsUnknown, "it is not known yet which machines are suspended")
-	case e.isSuspended():
-		e.denied = append(Refusals{{Reason: ReasonSuspended, Message: "machine: an operator has suspended it"}}, e.denied...)
+	case in.SuspensionsUnknown && !q.kind.unattested: // an unattested node has no key to suspend
+		f.wait(ReasonSuspensionsUnknown, "it is not known yet which machines are suspended")
+	case r.isSuspended(in, q.cert.nodeName, s):
+		f.deny(ReasonSuspended, "machine: an operator has suspended it")
 	}
+	return f
 }
 
 // isSuspended reports whether an endorsement key of the request's machine is suspended.
-func (e *evaluation) isSuspended() bool {
-	suspended := func(ek string) bool { return ek != "" && e.in.SuspendedEKs[ek] }
+func (r *Rules) isSuspended(in Input, name string, s subject) bool {
+	suspended := func(ek string) bool { return ek != "" && in.SuspendedEKs[ek] }
 	// Unverified evidence suffices here: claiming another machine's suspended key only leads to a
 	// denial.
-	if suspended(e.in.Evidence.EK) || e.record != nil && suspended(e.record.EK) {
+	if suspended(in.Evidence.EK) || s.record != nil && suspended(s.record.EK) {
 		return true
 	}
 	// A TPM has a key for each template, and sources may name several of them.
-	if e.machine != nil && slices.ContainsFunc(e.machine.EKs, func(n NamedEK) bool { return e.rules.trustsSource(n) && suspended(n.EK) }) {
+	if s.machine != nil && slices.ContainsFunc(s.machine.EKs, func(n NamedEK) bool { return r.trustsSource(n) && suspended(n.EK) }) {
 		return true
 	}
 	// A requester with a node's certificate is the machine in the node's record, also if its
 	// evidence shows another machine.
-	node := e.class == Renewal || e.class == Serving
-	return node && slices.ContainsFunc(e.in.Records, func(r Record) bool {
-		return r.NodeName != "" && r.NodeName == e.requested.nodeName && suspended(r.EK)
+	node := s.class == Renewal || s.class == Serving
+	return node && slices.ContainsFunc(in.Records, func(record Record) bool {
+		return record.NodeName != "" && record.NodeName == name && suspended(record.EK)
 	})
 }
 
-// judgeRecords applies T1 to every record that has this machine, this endorsement key or this node
+// checkRecords applies T1 to every record that has this machine, this endorsement key or this node
 // name.
-func (e *evaluation) judgeRecords() {
-	bound := func(what string) { e.deny(ReasonIdentityBound, "record: %s", what) }
-	records := 0
-	for i := range e.in.Records {
-		r := &e.in.Records[i]
-		machine := e.machine != nil && r.Machine == e.machine.Ref
-		ek := e.pinsEK(r)
-		name := e.requested.nodeName != "" && r.NodeName == e.requested.nodeName
-		if !machine && !ek && !name {
+func (r *Rules) checkRecords(in Input, q request, s subject) (f findings) {
+	bound := func(what string) { f.deny(ReasonIdentityBound, "record: %s", what) }
+	records, ek, name := 0, s.id.ek, q.cert.nodeName
+	for i := range in.Records {
+		record := &in.Records[i]
+		sameMachine := s.machine != nil && record.Machine == s.machine.Ref
+		sameEK := r.pinsEK(record, ek, in.Machines)
+		sameName := name != "" && record.NodeName == name
+		if !sameMachine && !sameEK && !sameName {
 			continue
 		}
 		if records++; records == 2 {
 			bound("more than one has this machine, endorsement key or node name")
 		}
-		if r.Cluster != e.rules.policy.Cluster {
+		if record.Cluster != r.policy.Cluster {
 			bound("it is another cluster's")
 		}
-		if ek && e.machine != nil && !machine {
+		if sameEK && s.machine != nil && !sameMachine {
 			bound("the endorsement key is another machine's")
 		}
-		if e.ek != "" && r.EK != "" && r.EK != e.ek && machine {
-			e.judgeReplacement(r)
-		}
-		if e.ek != "" && r.EK != "" && r.EK != e.ek && !machine {
+		if otherEK := ek != "" && record.EK != "" && record.EK != ek; otherEK && sameMachine {
+			f.add(r.checkReplacement(q, s, record))
+		} else if otherEK {
 			bound("the node name is bound to another endorsement key")
 		}
-		if e.requested.nodeName != "" && !name {
+		if name != "" && !sameName {
 			bound("the node name is another one")
 		}
-		if machine || ek {
-			e.judgeProviderID(r)
+		if sameMachine || sameEK {
+			f.add(checkRecordedProviderID(q.cert.providerID, s.machine, record))
 		}
-		if rank := e.rules.rank(r.Provider); rank < 0 || e.rules.rank(e.content.Provider) > rank {
+		if rank := r.rank(record.Provider); rank < 0 || r.rank(q.content.Provider) > rank {
 			bound("the machine is held to a stronger provider")
 		}
-		if e.insecure && (!machine || !r.isOnlyProof(e.in.Request)) {
+		if q.kind.insecure && (!sameMachine || !record.isOnlyProof(q.object)) {
 			bound("this signer is not for a machine or a node name that has one")
 		}
-		if ek && e.evidenceAccepted {
-			e.judgeBoot(r)
+		if sameEK && s.id.accepted {
+			f.add(r.checkBoot(in.Evidence, record))
 		}
 	}
+	return f
 }
 
-// judgeReplacement judges a key that differs from the one in the machine's record. The key passes
-// only if a source that may replace the record's key now names this one, and the controller has
-// accepted that.
-func (e *evaluation) judgeReplacement(r *Record) {
-	recorded := r.isFor(e.in.Request) // the request was approved when the record had its key
+// checkReplacement applies T1 to a key that differs from the one in the machine's record. The key
+// passes only if a source that may replace the record's key now names this one, and the controller
+// has accepted that.
+func (r *Rules) checkReplacement(q request, s subject, record *Record) (f findings) {
+	recorded := record.isFor(q.object) // the request was approved when the record had its key
 	switch {
 	// another rule already makes the request wait
-	case !recorded && (e.ekChangePending || e.machine.Disputed):
-	case !recorded && e.isAcceptedReplacement(r, e.machine):
-		e.warn(ReasonEKReplaced, "record: the endorsement key is now %.16s..., named by the source %s, and was %.16s...",
-			e.ek, e.rules.sourceOf(e.machine, e.ek, r.EKSource), r.EK)
+	case !recorded && (s.ekChangePending || s.machine.Disputed):
+	case !recorded && r.isAcceptedReplacement(record, s.machine, s.id.ek):
+		f.warn(ReasonEKReplaced, "record: the endorsement key is now %.16s..., named by the source %s, and was %.16s...",
+			s.id.ek, r.sourceOf(s.machine, s.id.ek, record.EKSource), record.EK)
 	default:
-		e.deny(ReasonIdentityBound, "record: the machine has another endorsement key")
+		f.deny(ReasonIdentityBound, "record: the machine has another endorsement key")
 	}
+	return f
 }
 
-func (e *evaluation) judgeProviderID(r *Record) {
-	other := func(id string) bool { return r.ProviderID != "" && id != "" && id != r.ProviderID }
-	if other(e.requested.providerID) || e.machine != nil && other(e.machine.ProviderID) {
-		e.deny(ReasonIdentityBound, "record: the provider ID is another one")
+// checkRecordedProviderID applies T1 to the provider IDs of the request and of the machine.
+func checkRecordedProviderID(requested string, m *Machine, record *Record) (f findings) {
+	other := func(id string) bool { return record.ProviderID != "" && id != "" && id != record.ProviderID }
+	if other(requested) || m != nil && other(m.ProviderID) {
+		f.deny(ReasonIdentityBound, "record: the provider ID is another one")
 	}
+	return f
 }
 
-// judgeBoot compares the TPM's counters with those in the record. The endorsement key shows that it
-// is the same TPM.
-func (e *evaluation) judgeBoot(r *Record) {
-	evidence := e.in.Evidence
-	if evidence.Boot != nil && r.Boot != nil && evidence.Boot.Before(*r.Boot) {
-		e.fail(e.rules.policy.BootCounters, ReasonBootCountersWentBack, "record: the TPM's boot counters or clock went back")
+// checkBoot applies T1 to the TPM's counters and those in the record. The endorsement key shows
+// that it is the same TPM.
+func (r *Rules) checkBoot(evidence Evidence, record *Record) (f findings) {
+	if evidence.Boot != nil && record.Boot != nil && evidence.Boot.Before(*record.Boot) {
+		f.fail(r.policy.BootCounters, ReasonBootCountersWentBack, "record: the TPM's boot counters or clock went back")
 	}
-	if evidence.AK != "" && r.AK != "" && evidence.AK != r.AK {
-		e.warn(ReasonAKChanged, "record: the TPM has another attestation key")
+	if evidence.AK != "" && record.AK != "" && evidence.AK != record.AK {
+		f.warn(ReasonAKChanged, "record: the TPM has another attestation key")
 	}
+	return f
 }
 
-// judgeOrphans waits until the records of deleted machines are deleted, too. Their hardware or
+// checkOrphans waits until the records of deleted machines are deleted, too (T1). Their hardware or
 // their node name may be used by the next machine.
-func (e *evaluation) judgeOrphans() {
-	for _, r := range e.orphans {
-		if e.ek != "" && r.EK == e.ek || e.requested.nodeName != "" && r.NodeName == e.requested.nodeName || e.machine != nil && r.Machine.Name == e.machine.Ref.Name {
-			e.wait(ReasonIdentityBound, "record: that of a machine that is gone is still there")
+func checkOrphans(orphans []Record, name string, s subject) (f findings) {
+	for _, r := range orphans {
+		if s.id.ek != "" && r.EK == s.id.ek || name != "" && r.NodeName == name || s.machine != nil && r.Machine.Name == s.machine.Ref.Name {
+			f.wait(ReasonIdentityBound, "record: that of a machine that is gone is still there")
 		}
 	}
+	return f
 }
 
 // nextRecord returns the new record of the machine, to be written before this proof is approved.
-func (e *evaluation) nextRecord() Record {
+func (r *Rules) nextRecord(in Input, e evaluation) Record {
+	q, machine, record := e.request, e.subject.machine, e.subject.record
+	var former Record
+	if record != nil {
+		former = *record
+	}
 	next := Record{
-		Cluster: e.rules.policy.Cluster, Machine: e.machine.Ref,
-		Provider: e.content.Provider, EK: e.ek, AK: e.in.Evidence.AK,
-		ProviderID: e.machine.ProviderID, NodeName: e.requested.nodeName,
-		EKSource: e.rules.sourceOf(e.machine, e.ek, e.recordedSource()),
-		ProofUID: string(e.in.Request.UID), ProofSHA256: digest(e.in.Request.Spec.Request), FirstProofUID: string(e.in.Request.UID),
+		Cluster: r.policy.Cluster, Machine: machine.Ref,
+		Provider: q.content.Provider, EK: e.subject.id.ek, AK: in.Evidence.AK,
+		ProviderID: machine.ProviderID, NodeName: q.cert.nodeName,
+		EKSource: r.sourceOf(machine, e.subject.id.ek, former.EKSource),
+		ProofUID: string(in.Request.UID), ProofSHA256: digest(in.Request.Spec.Request), FirstProofUID: string(in.Request.UID),
 	}
-	if e.in.Hello != nil {
-		next.HelloUID = string(e.in.Hello.UID)
+	if in.Hello != nil {
+		next.HelloUID = string(in.Hello.UID)
 	}
-	if e.in.Evidence.Boot != nil {
-		boot := *e.in.Evidence.Boot
+	if in.Evidence.Boot != nil {
+		boot := *in.Evidence.Boot
 		next.Boot = &boot
 	}
-	if e.record != nil {
-		next.FirstProofUID = e.record.FirstProofUID
-		next.Certificates = slices.DeleteFunc(slices.Clone(e.record.Certificates), func(c Certificate) bool {
-			return !c.NotAfter.IsZero() && c.NotAfter.Before(e.in.Now)
+	if record != nil {
+		next.FirstProofUID = former.FirstProofUID
+		next.Certificates = slices.DeleteFunc(slices.Clone(former.Certificates), func(c Certificate) bool {
+			return !c.NotAfter.IsZero() && c.NotAfter.Before(in.Now)
 		})
 		if next.ProviderID == "" {
-			next.ProviderID = e.record.ProviderID
+			next.ProviderID = former.ProviderID
 		}
-		if next.Boot == nil && next.EK == e.record.EK {
-			next.Boot = e.record.Boot
+		if next.Boot == nil && next.EK == former.EK {
+			next.Boot = former.Boot
 		}
 		if next.EK == "" {
-			next.EK, next.AK = e.record.EK, e.record.AK
+			next.EK, next.AK = former.EK, former.AK
 		}
-		if next.EK == e.record.EK && next.EKSource == "" {
-			next.EKSource = e.record.EKSource
+		if next.EK == former.EK && next.EKSource == "" {
+			next.EKSource = former.EKSource
 		}
 	}
 	if e.recovered != "" {
-		next.Certificates = append(next.Certificates, Certificate{SHA256: e.recovered, NotAfter: e.in.Now.Add(recoveredLifetime), Recovered: true})
+		next.Certificates = append(next.Certificates, Certificate{SHA256: e.recovered, NotAfter: in.Now.Add(recoveredLifetime), Recovered: true})
 	}
 	return next
-}
-
-// recordedSource returns the source in the machine's record.
-func (e *evaluation) recordedSource() EKSource {
-	if e.record == nil {
-		return ""
-	}
-	return e.record.EKSource
 }

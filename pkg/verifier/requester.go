@@ -5,8 +5,7 @@ package verifier
 import (
 	"slices"
 	"strings"
-
-	certificatesv1 "k8s.io/api/certificates/v1"
+	"time"
 )
 
 // Users, groups and extra that the API server's authenticators set. The API server itself writes
@@ -36,39 +35,40 @@ type Token struct {
 	Machine MachineRef
 }
 
-// judgeRequester applies I1 and I2. It sets the class that follows from the requester: First or
+// checkRequester applies I1 and I2. It returns the class that follows from the requester: First or
 // Renewal.
-func (e *evaluation) judgeRequester() {
-	spec := e.in.Request.Spec
+func (r *Rules) checkRequester(q request) (class Class, f findings) {
+	spec := q.object.Spec
 	if strings.HasPrefix(spec.Username, userNode) {
-		e.class = Renewal
-		e.judgeNode(spec)
-		return
+		return Renewal, checkNode(q)
 	}
-	group, ok := e.rules.bootstrapGroup(spec.Username)
+	group, ok := r.bootstrapGroup(spec.Username)
 	if !ok {
-		e.deny(ReasonRequesterNotAllowed, "requester: is neither a bootstrap identity nor a node")
-		return
+		f.deny(ReasonRequesterNotAllowed, "requester: is neither a bootstrap identity nor a node")
+		return 0, f
 	}
-	e.class = First
 	if !slices.Contains(spec.Groups, group) {
-		e.deny(ReasonRequesterNotAllowed, "requester: is not in the group of bootstrap identities")
+		f.deny(ReasonRequesterNotAllowed, "requester: is not in the group of bootstrap identities")
 	}
 	if slices.ContainsFunc(spec.Groups, forbiddenGroup) {
-		e.deny(ReasonRequesterNotAllowed, "requester: a bootstrap identity is not in %s or %s", groupNodes, groupMasters)
+		f.deny(ReasonRequesterNotAllowed, "requester: a bootstrap identity is not in %s or %s", groupNodes, groupMasters)
 	}
+	return First, f
 }
 
-func (e *evaluation) judgeNode(spec certificatesv1.CertificateSigningRequestSpec) {
-	if e.insecure {
-		e.deny(ReasonRequesterNotAllowed, "requester: this signer renews no certificate")
+// checkNode applies I2.
+func checkNode(q request) (f findings) {
+	spec := q.object.Spec
+	if q.kind.insecure {
+		f.deny(ReasonRequesterNotAllowed, "requester: this signer renews no certificate")
 	}
 	if !slices.Contains(spec.Groups, groupNodes) || slices.Contains(spec.Groups, groupMasters) {
-		e.deny(ReasonRequesterNotAllowed, "requester: a node is in %s, and not in %s", groupNodes, groupMasters)
+		f.deny(ReasonRequesterNotAllowed, "requester: a node is in %s, and not in %s", groupNodes, groupMasters)
 	}
-	if e.requested.nodeName != "" && spec.Username != userNode+e.requested.nodeName {
-		e.deny(ReasonRequesterNotAllowed, "requester: a node asks for itself only")
+	if q.cert.nodeName != "" && spec.Username != userNode+q.cert.nodeName {
+		f.deny(ReasonRequesterNotAllowed, "requester: a node asks for itself only")
 	}
+	return f
 }
 
 // bootstrapGroup returns the group that a bootstrap identity must have, and whether the user is
@@ -97,99 +97,95 @@ func isToken(username string) bool {
 	return ok
 }
 
-// judgeToken applies I3, to bootstrap tokens.
-func (e *evaluation) judgeToken() {
-	mode := e.rules.policy.Token
-	if e.insecure {
-		mode = Required // the token is the only evidence
+// checkToken applies I3. A machine with a record may request with any token only if an authority
+// names its evidence now. selectOnFirstUse applies I3 itself.
+func (r *Rules) checkToken(q request, s subject, token Token) findings {
+	again := s.class == Again && !q.kind.insecure && s.machine != nil && !r.namedByAuthority(s)
+	if s.class != First && !again || s.trustedOnFirstUse {
+		return findings{}
 	}
-	// A machine with a record may request with any token only if an authority names its evidence
-	// now.
-	again := e.class == Again && !e.insecure && e.machine != nil && !e.namedByAuthority()
-	if e.class != First && !again || e.tokenJudged {
-		return
+	if q.kind.insecure { // the token is the only evidence
+		return checkTokenOf(s.machine, q.object.Spec.Username, token, Required)
 	}
-	e.tokenJudged = true
-	token := e.in.Token
-	switch {
-	case !isToken(e.in.Request.Spec.Username) && !e.insecure && !e.trustedOnFirstUse:
-		// a Bootstrapper, which the operator trusts for all machines
-	case !isToken(e.in.Request.Spec.Username):
-		e.deny(ReasonTokenNotForMachine, "requester: did not come with a bootstrap token")
-	case !token.Known && mode == Required:
-		e.wait(ReasonTokenNotForMachine, "requester: it is not known yet which machine the token was made for")
-	case !token.Known:
-		e.fail(mode, ReasonTokenNotForMachine, "requester: it is not known which machine the token was made for")
-	case token.Machine.Name == "":
-		e.fail(mode, ReasonTokenNotForMachine, "requester: the token was made for no machine")
-	case e.machine != nil && token.Machine != e.machine.Ref:
-		e.fail(mode, ReasonTokenNotForMachine, "requester: the token was made for another machine")
+	if !isToken(q.object.Spec.Username) {
+		return findings{} // a Bootstrapper, which the operator trusts for all machines
 	}
+	return checkTokenOf(s.machine, q.object.Spec.Username, token, r.policy.Token)
 }
 
-// judgeCredential applies I4, after findRecord.
-func (e *evaluation) judgeCredential() {
-	mode := e.rules.policy.Credential
-	if e.class != Renewal && e.class != Serving || e.machine == nil {
-		return
+// checkTokenOf checks that the requester has the bootstrap token of this machine. The machine is
+// nil if it is not known.
+func checkTokenOf(m *Machine, username string, token Token, mode Mode) (f findings) {
+	switch {
+	case !isToken(username):
+		f.deny(ReasonTokenNotForMachine, "requester: did not come with a bootstrap token")
+	case !token.Known && mode == Required:
+		f.wait(ReasonTokenNotForMachine, "requester: it is not known yet which machine the token was made for")
+	case !token.Known:
+		f.fail(mode, ReasonTokenNotForMachine, "requester: it is not known which machine the token was made for")
+	case token.Machine.Name == "":
+		f.fail(mode, ReasonTokenNotForMachine, "requester: the token was made for no machine")
+	case m != nil && token.Machine != m.Ref:
+		f.fail(mode, ReasonTokenNotForMachine, "requester: the token was made for another machine")
 	}
-	if e.rehearsal && e.record == nil {
-		return // the node has not attested yet: its first real request has a bootstrap credential
+	return f
+}
+
+// checkCredential applies I4. recovered is the requester's certificate, if the record is to be
+// recreated for it.
+func (r *Rules) checkCredential(in Input, q request, s subject) (recovered string, f findings) {
+	mode := r.policy.Credential
+	if s.class != Renewal && s.class != Serving || s.machine == nil {
+		return "", f
 	}
-	mayRecover := mode == Recover && e.class == Renewal && e.namedByAuthority() && e.recordIsStale()
+	if q.kind.rehearsal && s.record == nil {
+		return "", f // the node has not attested yet: its first real request has a bootstrap credential
+	}
+	mayRecover := mode == Recover && s.class == Renewal && r.namedByAuthority(s) && s.record.isStale(in.Now)
 	if mode == Recover {
 		mode = Required
 	}
-	ids := e.in.Request.Spec.Extra[ExtraCredentialID]
+	ids := q.object.Spec.Extra[ExtraCredentialID]
 	if len(ids) != 1 || !strings.HasPrefix(ids[0], x509Prefix) || ids[0] == x509Prefix {
-		e.fail(mode, ReasonUnknownCredential, "requester: the API server names no certificate, or more than one")
-		return
+		f.fail(mode, ReasonUnknownCredential, "requester: the API server names no certificate, or more than one")
+		return "", f
 	}
 	fingerprint := strings.TrimPrefix(ids[0], x509Prefix)
-	if e.record == nil && mayRecover {
-		e.warn(ReasonRecordRecovered, "record: the machine had none, and gets a new one")
-		e.recovered = fingerprint
-		return
-	}
-	if e.record == nil {
-		e.fail(mode, ReasonUnknownCredential, "requester: the machine has no record")
-		return
-	}
-	if e.record.isFor(e.in.Request) && len(e.record.FormerEKs) > 0 {
+	listedFor := func(record Record) bool { return record.Machine != s.machine.Ref && record.lists(fingerprint) }
+	switch {
+	case s.record == nil && mayRecover:
+		f.warn(ReasonRecordRecovered, "record: the machine had none, and gets a new one")
+		return fingerprint, f
+	case s.record == nil:
+		f.fail(mode, ReasonUnknownCredential, "requester: the machine has no record")
+	case s.record.isFor(q.object) && len(s.record.FormerEKs) > 0:
 		// A new board with the old disk requests with a certificate of the former key. That
-		// certificate was judged before the record was written for this request. Since that write
+		// certificate was checked before the record was written for this request. Since that write
 		// it vouches for no request.
-		return
+	case s.class == Serving && s.record.revoked(fingerprint):
+		f.deny(ReasonCertificateRevoked, "requester: its certificate is revoked")
+	case s.record.lists(fingerprint) && (s.class != Serving || !s.record.recovered(fingerprint)):
+		// A renewal also has evidence. So a revoked certificate suffices. So does a recovered one,
+		// which may have been issued without attestation.
+	case mayRecover && !slices.ContainsFunc(in.Records, listedFor):
+		f.warn(ReasonRecordRecovered, "record: it does not have the requester's certificate, as after a restore from a backup")
+		return fingerprint, f
+	case s.record.AwaitsCertificate() && mode == Required:
+		f.wait(ReasonUnknownCredential, "requester: the certificate is not in the record yet")
+	default:
+		f.fail(mode, ReasonUnknownCredential, "requester: the certificate is not in the record")
 	}
-	if e.class == Serving && e.record.revoked(fingerprint) {
-		e.deny(ReasonCertificateRevoked, "requester: its certificate is revoked")
-		return
-	}
-	// A renewal also has evidence. So a revoked certificate suffices. So does a recovered one,
-	// which may have been issued without attestation.
-	if e.record.lists(fingerprint) && (e.class != Serving || !e.record.recovered(fingerprint)) {
-		return
-	}
-	if mayRecover && !slices.ContainsFunc(e.in.Records, func(r Record) bool { return r.Machine != e.machine.Ref && r.lists(fingerprint) }) {
-		e.warn(ReasonRecordRecovered, "record: it does not have the requester's certificate, as after a restore from a backup")
-		e.recovered = fingerprint
-		return
-	}
-	if e.record.AwaitsCertificate() && mode == Required {
-		e.wait(ReasonUnknownCredential, "requester: the certificate is not in the record yet")
-		return
-	}
-	e.fail(mode, ReasonUnknownCredential, "requester: the certificate is not in the record")
+	return "", f
 }
 
-// recordIsStale reports whether the record is missing, or older than the requester's valid
+// isStale reports whether the record is missing (nil), or older than the requester's valid
 // certificate. It is older if all its certificates have expired. That also covers a record from a
 // backup. A node renews when more than half of the lifetime is over. So the certificates in the
 // backup expire before the node's current one. If a certificate in the record is valid, an unknown
 // certificate was issued without attestation. A recovered certificate does not count, because its
 // end is not known.
-func (e *evaluation) recordIsStale() bool {
-	return e.record == nil || !slices.ContainsFunc(e.record.Certificates, func(c Certificate) bool {
-		return !c.Recovered && (e.in.Now.Before(c.NotAfter) || c.NotAfter.IsZero())
+func (r *Record) isStale(now time.Time) bool {
+	return r == nil || !slices.ContainsFunc(r.Certificates, func(c Certificate) bool {
+		return !c.Recovered && (now.Before(c.NotAfter) || c.NotAfter.IsZero())
 	})
 }

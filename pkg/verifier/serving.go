@@ -80,10 +80,10 @@ func (r *Rules) IsServingRequest(request *certificatesv1.CertificateSigningReque
 
 // leftToOtherApprovers reports whether an unattested node without a record requests a serving
 // certificate.
-func (e *evaluation) leftToOtherApprovers() bool {
-	name, node := strings.CutPrefix(e.in.Request.Spec.Username, userNode)
-	return e.serving && node && e.rules.IsUnattestedNode(name) &&
-		!slices.ContainsFunc(e.in.Records, func(r Record) bool { return r.NodeName == name })
+func (r *Rules) leftToOtherApprovers(in Input, k kind) bool {
+	name, node := strings.CutPrefix(in.Request.Spec.Username, userNode)
+	return k.serving && node && r.IsUnattestedNode(name) &&
+		!slices.ContainsFunc(in.Records, func(record Record) bool { return record.NodeName == name && !record.Orphaned })
 }
 
 // SignsServing reports whether this controller signs serving certificates under that signer.
@@ -91,142 +91,128 @@ func (r *Rules) SignsServing(signer string) bool {
 	return r != nil && slices.Contains(r.policy.SignedServingSigners, signer)
 }
 
-// judgeServing judges a kubelet's request for a serving certificate. Such a request has no
-// evidence. The node authenticates with its client certificate, which was issued on evidence. An
-// authority that the node cannot write must assign the addresses to its machine.
-func (e *evaluation) judgeServing() {
-	e.class = Serving
-	spec := e.in.Request.Spec
-	der, ok := e.soleBlock()
-	if !ok {
-		return
+// evaluateServing applies the rules for a kubelet's request for a serving certificate. Such a
+// request has no evidence. The node authenticates with its client certificate, which was issued on
+// evidence. An authority that the node cannot write must assign the addresses to its machine.
+func (r *Rules) evaluateServing(in Input, q request) evaluation {
+	s := subject{class: Serving}
+	if !q.readable {
+		return evaluation{subject: s}
 	}
-	e.addresses = e.judgeServingPKCS10(der)
-	judgeUsages(&e.denied, spec.Usages, e.requested.key, certificatesv1.UsageServerAuth)
-	if !strings.HasPrefix(spec.Username, userNode) {
-		e.deny(ReasonRequesterNotAllowed, "requester: is not a node")
+	var f findings
+	if !strings.HasPrefix(q.object.Spec.Username, userNode) {
+		f.deny(ReasonRequesterNotAllowed, "requester: is not a node")
 	} else {
-		e.judgeNode(spec)
+		f.add(checkNode(q)) // I2
 	}
-	if e.requested.nodeName == "" {
-		return
+	if q.cert.nodeName == "" {
+		return evaluation{subject: s, findings: f}
 	}
-	e.findServingMachine()
-	e.judgeSuspension()
-	e.judgeCredential()
-	e.judgeAddresses(e.addresses)
+	var refused findings
+	s.machine, s.record, refused = r.findServingMachine(in, q.cert.nodeName)
+	f.add(refused)
+	f.add(r.checkSuspension(in, q, s))       // T2
+	_, refused = r.checkCredential(in, q, s) // I4
+	f.add(refused)
+	f.add(r.checkForbidden(q.cert.addresses))
+	if s.machine != nil {
+		f.add(r.checkAddresses(in, q.cert.addresses, s.machine, s.record))
+	}
+	return evaluation{subject: s, findings: f}
 }
 
-// judgeServingPKCS10 applies S3 and S4, and checks alternative names in place of S5.
-func (e *evaluation) judgeServingPKCS10(der []byte) Addresses {
-	parts, err := splitPKCS10(der)
-	if err != nil {
-		e.deny(ReasonUnsupportedKey, "certification request: %v", err)
-		return Addresses{}
-	}
-	if e.requested.key, err = parts.checkKey(der); err != nil {
-		e.deny(ReasonUnsupportedKey, "certification request: %v", err)
-	}
-	if e.requested.nodeName, err = nodeNameOf(parts.subject); err != nil {
-		e.deny(ReasonSubjectMismatch, "subject: %v", err)
-	}
-	addresses, err := addressesOf(parts.attributes)
-	if err != nil {
-		e.deny(ReasonForbiddenExtension, "extensions: %v", err)
-	}
-	return addresses
-}
-
-// findServingMachine finds the record of the node name, and the machine in that record.
-func (e *evaluation) findServingMachine() {
-	for i := range e.in.Records {
-		if r := &e.in.Records[i]; r.NodeName == e.requested.nodeName {
-			if e.record != nil {
-				e.deny(ReasonIdentityBound, "record: more than one has this node name")
+// findServingMachine finds the record of the node name, and the machine in that record. It applies
+// M2 and M3 to them.
+func (r *Rules) findServingMachine(in Input, name string) (machine *Machine, record *Record, f findings) {
+	for i := range in.Records {
+		if found := &in.Records[i]; found.NodeName == name {
+			if record != nil {
+				f.deny(ReasonIdentityBound, "record: more than one has this node name")
 			}
-			e.record = r
+			record = found
 		}
 	}
-	if e.record == nil {
-		e.wait(ReasonMachineNotFound, "the node has no record: it did not attest yet")
-		return
+	if record == nil {
+		f.wait(ReasonMachineNotFound, "the node has no record: it did not attest yet")
+		return nil, nil, f
 	}
-	if e.record.Cluster != e.rules.policy.Cluster {
-		e.deny(ReasonIdentityBound, "record: it is another cluster's")
+	if record.Cluster != r.policy.Cluster {
+		f.deny(ReasonIdentityBound, "record: it is another cluster's")
 	}
-	if e.record.Provider == InsecureProvider || e.rules.rank(e.record.Provider) < 0 {
-		e.deny(ReasonProviderMismatch, "the node never showed evidence")
+	if record.Provider == InsecureProvider || r.rank(record.Provider) < 0 {
+		f.deny(ReasonProviderMismatch, "the node never showed evidence")
 	}
-	for i := range e.in.Machines {
-		if m := &e.in.Machines[i]; m.Ref == e.record.Machine {
-			e.machine = m
+	for i := range in.Machines {
+		if m := &in.Machines[i]; m.Ref == record.Machine {
+			machine = m
 		}
 	}
-	if e.machine == nil {
-		e.wait(ReasonMachineNotFound, "the machine in the node's record is not known")
-		return
+	if machine == nil {
+		f.wait(ReasonMachineNotFound, "the machine in the node's record is not known")
+		return nil, record, f
 	}
-	if !e.machine.Ready {
-		e.wait(ReasonMachineNotReady, "the machine is not provisioned yet, or is paused")
+	f.add(checkReady(machine))
+	f.add(checkDeletion(machine, Serving, in.Now))
+	if r.ekStateOf(record, machine) == ekStateReplaced {
+		f.deny(ReasonEKReplaced, "record: a source names another endorsement key for the machine now")
 	}
-	e.judgeDeletion()
-	if e.ekStateOf(e.record, e.machine) == ekStateReplaced {
-		e.deny(ReasonEKReplaced, "record: a source names another endorsement key for the machine now")
-	}
-	e.warnIfNotNamed(e.record)
+	f.add(r.warnIfNotNamed(record, machine))
+	return machine, record, f
 }
 
-// judgeAddresses compares the requested addresses with those of the machine, and of other machines.
-func (e *evaluation) judgeAddresses(asked Addresses) {
-	for _, name := range asked.DNSNames {
-		if e.rules.forbidden.hasName(name) {
-			e.deny(ReasonAddressForbidden, "addresses: %.64q is no node's own", name)
+// checkForbidden refuses reserved names and addresses.
+func (r *Rules) checkForbidden(requested Addresses) (f findings) {
+	for _, name := range requested.DNSNames {
+		if r.forbidden.hasName(name) {
+			f.deny(ReasonAddressForbidden, "addresses: %.64q is no node's own", name)
 		}
 	}
-	for _, ip := range asked.IPs {
-		if e.rules.forbidden.hasIP(ip) {
-			e.deny(ReasonAddressForbidden, "addresses: %s is no node's own", ip)
+	for _, ip := range requested.IPs {
+		if r.forbidden.hasIP(ip) {
+			f.deny(ReasonAddressForbidden, "addresses: %s is no node's own", ip)
 		}
 	}
-	if e.machine == nil {
-		return
-	}
-	own := e.machine.Addresses
+	return f
+}
+
+// checkAddresses compares the requested addresses with those of the machine, and of other machines.
+func (r *Rules) checkAddresses(in Input, requested Addresses, machine *Machine, record *Record) (f findings) {
+	own := machine.Addresses
 	refuseForeign := func(what string, known int) {
 		if known == 0 {
-			e.wait(ReasonAddressUnknown, "addresses: nothing says yet which the machine has")
+			f.wait(ReasonAddressUnknown, "addresses: nothing says yet which the machine has")
 		} else {
-			e.deny(ReasonAddressMismatch, "addresses: %.64q is not the machine's", what)
+			f.deny(ReasonAddressMismatch, "addresses: %.64q is not the machine's", what)
 		}
 	}
-	for _, name := range asked.DNSNames {
-		if name != e.record.NodeName && !slices.Contains(own.DNSNames, name) {
+	otherMachineHas := func(has func(*Machine) bool) bool {
+		for i := range in.Machines {
+			if m := &in.Machines[i]; m.Ref != machine.Ref && has(m) {
+				return true
+			}
+		}
+		return false
+	}
+	for _, name := range requested.DNSNames {
+		if name != record.NodeName && !slices.Contains(own.DNSNames, name) {
 			refuseForeign(name, len(own.DNSNames))
 		}
-		if e.otherMachineHas(func(m *Machine) bool {
-			return slices.Contains(m.Addresses.DNSNames, name) || slices.Contains(e.nodeNames(m), name)
+		if otherMachineHas(func(m *Machine) bool {
+			return slices.Contains(m.Addresses.DNSNames, name) || slices.Contains(r.nodeNames(m), name)
 		}) ||
-			slices.ContainsFunc(e.in.Records, func(r Record) bool { return r.NodeName == name && r.Machine != e.record.Machine }) {
-			e.deny(ReasonAddressMismatch, "addresses: %.64q is another machine's, too", name)
+			slices.ContainsFunc(in.Records, func(other Record) bool { return other.NodeName == name && other.Machine != record.Machine }) {
+			f.deny(ReasonAddressMismatch, "addresses: %.64q is another machine's, too", name)
 		}
 	}
-	for _, ip := range asked.IPs {
+	for _, ip := range requested.IPs {
 		if !slices.Contains(own.IPs, ip) {
 			refuseForeign(ip.String(), len(own.IPs))
 		}
-		if e.otherMachineHas(func(m *Machine) bool { return slices.Contains(m.Addresses.IPs, ip) }) {
-			e.deny(ReasonAddressMismatch, "addresses: %s is another machine's, too", ip)
+		if otherMachineHas(func(m *Machine) bool { return slices.Contains(m.Addresses.IPs, ip) }) {
+			f.deny(ReasonAddressMismatch, "addresses: %s is another machine's, too", ip)
 		}
 	}
-}
-
-func (e *evaluation) otherMachineHas(has func(*Machine) bool) bool {
-	for i := range e.in.Machines {
-		if m := &e.in.Machines[i]; m.Ref != e.machine.Ref && has(m) {
-			return true
-		}
-	}
-	return false
+	return f
 }
 
 // addressesOf reads the attributes of a PKCS#10 request. They must have exactly one extension, of

@@ -4,7 +4,6 @@ package verifier
 
 import (
 	"bytes"
-	"encoding/pem"
 	"fmt"
 	"slices"
 	"strings"
@@ -47,37 +46,17 @@ func (r *Rules) IsUnattestedNode(node string) bool {
 	return slices.Contains(r.UnattestedNodes(), node)
 }
 
-// judgeUnattested judges the renewal of a kubelet without the plugin. It applies S3 to S6 and I2.
-// The node may only request its own name, and no provider ID.
-func (e *evaluation) judgeUnattested() {
-	spec := e.in.Request.Spec
-	der, ok := e.soleBlock()
-	if !ok {
-		return
+// evaluateUnattested applies the rules for the renewal of a kubelet without the plugin: S2 to S6,
+// I2 and T2. The node may only request its own name.
+func (r *Rules) evaluateUnattested(in Input, q request) evaluation {
+	if !q.readable {
+		return evaluation{}
 	}
-	e.requested = judgePKCS10(&e.denied, der)
-	if e.requested.providerID != "" {
-		e.deny(ReasonForbiddenExtension, "extensions: a node that is not attested has no provider ID to show")
+	class, f := r.checkRequester(q)
+	s := subject{class: class}
+	if name := q.cert.nodeName; name != "" && slices.ContainsFunc(in.Records, func(r Record) bool { return r.NodeName == name }) {
+		f.deny(ReasonIdentityBound, "record: the node is attested, and renews with evidence")
 	}
-	judgeUsages(&e.denied, spec.Usages, e.requested.key, certificatesv1.UsageClientAuth)
-	e.judgeRequester()
-	for _, r := range e.in.Records {
-		if e.requested.nodeName != "" && r.NodeName == e.requested.nodeName {
-			e.deny(ReasonIdentityBound, "record: the node is attested, and renews with evidence")
-			break
-		}
-	}
-	e.judgeSuspension()
-}
-
-// soleBlock applies S2 to a request without evidence: exactly one PEM block, in its only encoding.
-func (e *evaluation) soleBlock() (der []byte, ok bool) {
-	request := e.in.Request.Spec.Request
-	block, _ := pem.Decode(request)
-	if len(request) > attestation.MaxRequestSize || block == nil || block.Type != attestation.BlockRequest || len(block.Headers) > 0 ||
-		!bytes.Equal(pem.EncodeToMemory(block), request) {
-		e.deny(ReasonMalformedRequest, "it is not one PEM block")
-		return nil, false
-	}
-	return block.Bytes, true
+	f.add(r.checkSuspension(in, q, s))
+	return evaluation{subject: s, findings: f}
 }

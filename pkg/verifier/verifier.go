@@ -40,8 +40,8 @@ func (r Refusal) String() string {
 	return string(r.Reason) + ": " + r.Message
 }
 
-// Refusals are all the rules that a request failed, in the order in which they were judged. As an
-// error, even an empty list refuses. Err returns nil for an empty list.
+// Refusals are all the rules that a request failed, in the order of the rules. As an error,
+// even an empty list refuses. Err returns nil for an empty list.
 type Refusals []Refusal
 
 // Add adds a failed rule. Each character that is not printable ASCII becomes a question mark.
@@ -101,4 +101,42 @@ func (r Refusals) Reasons() []Reason {
 		}
 	}
 	return reasons
+}
+
+// findings are the rules that a request failed. The order of denied decides which reason a denial
+// shows first. The exceptions are in byPrecedence.
+type findings struct {
+	// denied has contradictions. missing has reasons to wait until the deadline. warned has failed
+	// rules for which the policy only warns.
+	denied, missing, warned Refusals
+}
+
+func (f *findings) deny(reason Reason, format string, arguments ...any) {
+	f.denied.Add(reason, format, arguments...)
+}
+
+func (f *findings) wait(reason Reason, format string, arguments ...any) {
+	f.missing.Add(reason, format, arguments...)
+}
+
+func (f *findings) warn(reason Reason, format string, arguments ...any) {
+	f.warned.Add(reason, format, arguments...)
+}
+
+// fail adds a failed rule as a refusal or a warning, by mode.
+func (f *findings) fail(mode Mode, reason Reason, format string, arguments ...any) {
+	switch mode {
+	case Off:
+	case Warn:
+		f.warn(reason, format, arguments...)
+	default:
+		f.deny(reason, format, arguments...)
+	}
+}
+
+// add adds the findings of the next rule.
+func (f *findings) add(next findings) {
+	f.denied = append(f.denied, next.denied...)
+	f.missing = append(f.missing, next.missing...)
+	f.warned = append(f.warned, next.warned...)
 }

@@ -14,7 +14,7 @@ import (
 
 // Each reason with which the rules wait has a text for people, and no other reason has one.
 func TestEachReasonToWaitHasAText(t *testing.T) {
-	const call = `(?:e\.wait|limited\.Add)\(`
+	const call = `f\.wait\(`
 	calls, named := regexp.MustCompile(call), regexp.MustCompile(call+`(Reason\w+),`)
 	declared := regexp.MustCompile(`(?m)^\t(Reason\w+) +Reason = "(\w+)"$`)
 	// The values of these are constants of another package.
