@@ -100,9 +100,6 @@ It exits with 0 if nothing failed, 31 if a check failed, and 33 if none failed a
   kubectl attest check -o json | jq -r '.checks[] | select(.status == "failure") | .name'`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := format.check(); err != nil {
-				return err
-			}
 			a, err := i.open(c.Context())
 			if err != nil {
 				return err

@@ -243,6 +243,7 @@ func outputFlag(c *cobra.Command, more ...string) *output {
 	o := &output{more: more}
 	all := append(more, outputformat.JSON, outputformat.YAML)
 	c.Flags().StringVarP(&o.format, "output", "o", "", fmt.Sprintf("one of %v; default: text", all))
+	c.PreRunE = func(*cobra.Command, []string) error { return o.check() }
 	// fails if there is no such flag
 	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(all, cobra.ShellCompDirectiveNoFileComp))
 	return o

@@ -12,11 +12,14 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
 )
 
@@ -74,9 +77,6 @@ can create such an Event: do not act on a claim alone. Requests and Events vanis
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: i.completeNode,
 		RunE: func(c *cobra.Command, args []string) error {
-			if err := format.check(); err != nil {
-				return err
-			}
 			a, err := i.open(c.Context())
 			if err != nil {
 				return err
@@ -129,6 +129,44 @@ func (a *access) describe(ctx context.Context, node string, now time.Time) (*Des
 	}
 	d.fill(requests, events)
 	return d, nil
+}
+
+// clusterEvents is the namespace of Events on objects without a namespace.
+const clusterEvents = "default"
+
+// event is an Event that names the controller as its reporter. Nothing proves that: each node may
+// create Events in any namespace, and an Event does not say who created it. RBAC cannot limit who
+// uses the reporter's name. So an Event decides nothing. Texts are cut, but not escaped.
+type event struct {
+	kind, name, reason, note string
+	at                       time.Time
+}
+
+// readEvents returns the controller's Events in a namespace, in no order.
+func readEvents(ctx context.Context, c client.Reader, namespace string, now time.Time, options ...client.ListOption) (all []event, err error) {
+	options = append(options, client.InNamespace(namespace), client.MatchingFields{"reportingController": telemetry.Component})
+	err = readPages(ctx, c, func() *eventsv1.EventList { return &eventsv1.EventList{} }, func(page *eventsv1.EventList) {
+		for i := range page.Items {
+			all = append(all, newEvent(&page.Items[i], now))
+		}
+	}, options...)
+	return all, err
+}
+
+// newEvent uses the Event's own time of the last occurrence only if it lies between the creation of
+// the Event and now.
+func newEvent(e *eventsv1.Event, now time.Time) event {
+	at := e.EventTime.Time
+	if e.Series != nil {
+		at = e.Series.LastObservedTime.Time
+	}
+	if at.Before(e.CreationTimestamp.Time) {
+		at = e.CreationTimestamp.Time
+	}
+	if at.After(now) {
+		at = now
+	}
+	return event{e.Regarding.Kind, e.Regarding.Name, text.Cut(e.Reason, maxName), text.Cut(e.Note, maxMessage), at}
 }
 
 // fill makes the history. Entries that anybody can write displace no entry of the record. Requests

@@ -39,9 +39,6 @@ It asks no cluster: the texts are those of docs/reasons.md of this release.`,
 			return names, cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(_ *cobra.Command, args []string) error {
-			if err := format.check(); err != nil {
-				return err
-			}
 			all := explanations()
 			if len(args) == 0 {
 				return i.printExplanations(all, format.format)
