@@ -8,11 +8,13 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
@@ -21,7 +23,9 @@ import (
 	"sigs.k8s.io/cluster-api/util/secret"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/workload"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 )
 
@@ -186,4 +190,106 @@ func newNodeList() *metav1.PartialObjectMetadataList {
 	list := &metav1.PartialObjectMetadataList{}
 	list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("NodeList"))
 	return list
+}
+
+func newNode(name string) *metav1.PartialObjectMetadata {
+	node := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	node.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Node"))
+	return node
+}
+
+// readNode returns a Node's metadata, nil if there is no such Node.
+func (a *access) readNode(ctx context.Context, name string) (*metav1.PartialObjectMetadata, error) {
+	node := newNode(name)
+	if err := a.nodes.Get(ctx, client.ObjectKey{Name: name}, node); apierrors.IsNotFound(err) {
+		return nil, nil
+	} else if err != nil {
+		return nil, reached(err)
+	}
+	return node, nil
+}
+
+// labelledNodes returns the names of the Nodes with these labels.
+func (a *access) labelledNodes(ctx context.Context, selector string) (names []string, err error) {
+	parsed, err := labels.Parse(selector)
+	if err != nil {
+		return nil, usage(fmt.Errorf("--selector: %w", err))
+	}
+	err = readPages(ctx, a.nodes, newNodeList, func(page *metav1.PartialObjectMetadataList) {
+		for i := range page.Items {
+			names = append(names, page.Items[i].Name)
+		}
+	}, client.MatchingLabelsSelector{Selector: parsed})
+	return names, err
+}
+
+// nodeState is what a plan needs to know of a Node.
+type nodeState struct {
+	ready bool
+	// reports says that the node reports its certificate. So its plugin looks for announcements.
+	reports bool
+}
+
+// If there are more than manyNodes nodes, all Nodes are listed instead of read one by one.
+const manyNodes = 20
+
+// readNodes returns the Nodes of these names.
+func (a *access) readNodes(ctx context.Context, names []string) (map[string]nodeState, error) {
+	states := map[string]nodeState{}
+	add := func(node *corev1.Node) {
+		_, reports := node.Annotations[attestation.AnnotationCertificate]
+		states[node.Name] = nodeState{isReady(node), reports}
+	}
+	if len(names) > manyNodes {
+		err := readPages(ctx, a.nodes, func() *corev1.NodeList { return &corev1.NodeList{} }, func(page *corev1.NodeList) {
+			for i := range page.Items {
+				add(&page.Items[i])
+			}
+		})
+		return states, err
+	}
+	for _, name := range names {
+		node := &corev1.Node{}
+		if err := a.nodes.Get(ctx, client.ObjectKey{Name: name}, node); err == nil {
+			add(node)
+		} else if client.IgnoreNotFound(err) != nil {
+			return nil, reached(err)
+		}
+	}
+	return states, nil
+}
+
+func isReady(node *corev1.Node) bool {
+	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// clusterOf returns the cluster's UID. The records have it.
+func (a *access) clusterOf(records []v1alpha1.NodeAttestation) (string, error) {
+	var all []string
+	for i := range records {
+		all = append(all, records[i].Spec.Cluster)
+	}
+	slices.Sort(all)
+	switch all = slices.Compact(all); len(all) {
+	case 0:
+		where := "namespace " + a.namespace
+		if a.cluster != "" {
+			where += ", cluster " + a.cluster
+		}
+		return "", &failure{codeNotFound, "see kubectl attest status, --namespace and --workload-cluster", fmt.Errorf("%s: there are no records", where)}
+	case 1:
+		return all[0], nil
+	}
+	return "", usage(fmt.Errorf("the records are of several clusters: %s", text.Names(all)))
+}
+
+// objectMeta returns the metadata of an object that a command creates.
+func (a *access) objectMeta() metav1.ObjectMeta {
+	m := metav1.ObjectMeta{Namespace: a.namespace}
+	if a.cluster != "" {
+		m.Labels = map[string]string{clusterv1.ClusterNameLabel: a.cluster}
+	}
+	return m
 }

@@ -501,6 +501,22 @@ func TestResetDeletesWhatWasShown(t *testing.T) {
 	}
 }
 
+// A failure between two writes: what was deleted before it is reported, and the rest stays.
+func TestResetReportsWhatItDeleted(t *testing.T) {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1", UID: "n"}}
+	a := newAccess(t, newRecord("worker-1", 1), node)
+	a.nodes = interceptor.NewClient(a.nodes.(client.WithWatch), interceptor.Funcs{
+		Delete: func(context.Context, client.WithWatch, client.Object, ...client.DeleteOption) error {
+			return apierrors.NewForbidden(corev1.Resource("nodes"), "worker-1", errors.New("no"))
+		},
+	})
+	r := run(t, a, "reset", "worker-1", "--delete-node", "--yes")
+	r.want(t, codeAPIRefused, "hint: the rights are in")
+	if r.stdout != "record worker-1 deleted\n" {
+		t.Errorf("it reports %q", r.stdout)
+	}
+}
+
 // Two records of one node name: the operator says which.
 func TestResetOfTwoRecords(t *testing.T) {
 	second := newRecord("worker-1", 2)

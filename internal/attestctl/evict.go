@@ -4,7 +4,6 @@ package attestctl
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -19,37 +18,22 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 )
 
-// fieldPodNode selects the pods that are bound to a node.
-const fieldPodNode = "spec.nodeName"
-
-// looksWithoutPods is the number of polls in a row that must find no bound pod. With the pauses
-// after firstPoll, they take more than two seconds.
-const looksWithoutPods = 4
+const (
+	// fieldPodNode selects the pods that are bound to a node.
+	fieldPodNode = "spec.nodeName"
+	// looksWithoutPods is the number of polls in a row that must find no bound pod. With the pauses
+	// after firstPoll, they take more than two seconds.
+	looksWithoutPods = 4
+)
 
 // eviction takes away what the Node authorizer lets a node read: the Secrets, ConfigMaps and
-// volumes of the pods that are bound to it.
+// volumes of the pods that are bound to it. `kubectl drain` is not enough: it leaves the pods of
+// DaemonSets, so the node could still read their Secrets.
 type eviction struct {
 	name string
 	// node is nil where there is none.
 	node *metav1.PartialObjectMetadata
 	pods []corev1.Pod
-}
-
-func newNode(name string) *metav1.PartialObjectMetadata {
-	node := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	node.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Node"))
-	return node
-}
-
-// readNode returns a Node's metadata, nil if there is no such Node.
-func (a *access) readNode(ctx context.Context, name string) (*metav1.PartialObjectMetadata, error) {
-	node := newNode(name)
-	if err := a.nodes.Get(ctx, client.ObjectKey{Name: name}, node); apierrors.IsNotFound(err) {
-		return nil, nil
-	} else if err != nil {
-		return nil, reached(err)
-	}
-	return node, nil
 }
 
 // boundPods returns the pods that are bound to a node.
@@ -59,7 +43,7 @@ func (a *access) boundPods(ctx context.Context, node string) (all []corev1.Pod, 
 	return all, err
 }
 
-func (a *access) planEviction(ctx context.Context, name string) (e *eviction, err error) {
+func (a *access) readEviction(ctx context.Context, name string) (e *eviction, err error) {
 	e = &eviction{name: name}
 	if e.node, err = a.readNode(ctx, name); err != nil {
 		return nil, err
@@ -88,49 +72,54 @@ func (e *eviction) describe(out *planText) {
 	out.item("then its certificates can no longer read Secrets, ConfigMaps and volumes; change everything that its pods could read")
 }
 
-// evict deletes the pods and the Node. The suspension must be in force: otherwise the machine could
+// stage deletes the pods and the Node. The suspension must be in force: otherwise the machine could
 // register its Node again.
-func (i *invocation) evict(ctx context.Context, a *access, e *eviction, timeout time.Duration) error {
-	if e.node != nil {
-		// Keep schedulers from binding more pods meanwhile.
-		patch := client.RawPatch(types.MergePatchType, []byte(`{"spec":{"unschedulable":true}}`))
-		if err := a.nodes.Patch(ctx, newNode(e.name), patch); client.IgnoreNotFound(err) != nil {
-			return reached(err)
-		}
-	}
-	deleted, empty := map[types.UID]bool{}, 0
+func (e *eviction) stage(i *invocation, a *access) stage {
+	cordoned, deleted, empty := e.node == nil, map[types.UID]bool{}, 0
 	var last []string
-	err := i.poll(ctx, timeout, lastPoll, func(ctx context.Context) (bool, string, error) {
-		pods, err := a.boundPods(ctx, e.name)
-		if err != nil {
-			return false, "", err
-		}
-		last = nil
-		for k := range pods {
-			last = append(last, pods[k].Namespace+"/"+pods[k].Name)
-			if err := a.deletePod(ctx, &pods[k]); err != nil {
+	return stage{wait: &wait{
+		look: func(ctx context.Context) (bool, string, error) {
+			if !cordoned { // keep schedulers from binding more pods meanwhile
+				if err := a.cordon(ctx, e.name); err != nil {
+					return false, "", err
+				}
+				cordoned = true
+			}
+			pods, err := a.boundPods(ctx, e.name)
+			if err != nil {
 				return false, "", err
 			}
-			deleted[pods[k].UID] = true
-		}
-		gone, err := a.deleteNode(ctx, e)
-		if err != nil {
-			return false, "", err
-		}
-		// A scheduler that has not seen the change yet may bind one more pod.
-		if empty++; len(pods) > 0 || !gone {
-			empty = 0
-		}
-		return empty >= looksWithoutPods, text.Count(len(deleted), "pod") + " deleted", nil
-	})
-	if errors.Is(err, errWaitEnded) {
-		return waitEnded(ctx, timeout, "a pod with finalizers stays until they are removed; run the command again",
-			"the machine is suspended; pods may still be bound to node %s: %s", e.name, text.Names(last))
-	}
-	if err != nil {
-		return err
-	}
-	return i.printf("node %s evicted: %s deleted, and no Node of that name", e.name, text.Count(len(deleted), "pod"))
+			last = nil
+			for k := range pods {
+				last = append(last, pods[k].Namespace+"/"+pods[k].Name)
+				if err := a.deletePod(ctx, &pods[k]); err != nil {
+					return false, "", err
+				}
+				deleted[pods[k].UID] = true
+			}
+			gone, err := e.deleteNode(ctx, a)
+			if err != nil {
+				return false, "", err
+			}
+			// A scheduler that has not seen the change yet may bind one more pod.
+			if empty++; len(pods) > 0 || !gone {
+				empty = 0
+			}
+			return empty >= looksWithoutPods, text.Count(len(deleted), "pod") + " deleted", nil
+		},
+		finish: func(time.Duration) error {
+			return i.printf("node %s evicted: %s deleted, and no Node of that name", e.name, text.Count(len(deleted), "pod"))
+		},
+		ended: func() string {
+			return fmt.Sprintf("the machine is suspended; pods may still be bound to node %s: %s", e.name, text.Names(last))
+		},
+		hint: "a pod with finalizers stays until they are removed; run the command again",
+	}}
+}
+
+func (a *access) cordon(ctx context.Context, name string) error {
+	patch := client.RawPatch(types.MergePatchType, []byte(`{"spec":{"unschedulable":true}}`))
+	return client.IgnoreNotFound(reached(a.nodes.Patch(ctx, newNode(name), patch)))
 }
 
 // deletePod deletes exactly this pod, since a newer pod of the same name may run elsewhere.
@@ -144,7 +133,7 @@ func (a *access) deletePod(ctx context.Context, pod *corev1.Pod) error {
 }
 
 // deleteNode deletes the Node that the plan has shown, and reports whether it is gone.
-func (a *access) deleteNode(ctx context.Context, e *eviction) (gone bool, err error) {
+func (e *eviction) deleteNode(ctx context.Context, a *access) (gone bool, err error) {
 	node, err := a.readNode(ctx, e.name)
 	switch {
 	case err != nil || node == nil:

@@ -153,7 +153,7 @@ func newAccess(t *testing.T, objects ...client.Object) *access {
 		}).
 		WithIndex(&eventsv1.Event{}, "reportingController", func(o client.Object) []string { return []string{o.(*eventsv1.Event).ReportingController} }).
 		WithIndex(&v1alpha1.NodeAttestation{}, v1alpha1.FieldNodeName, func(o client.Object) []string { return []string{o.(*v1alpha1.NodeAttestation).Spec.NodeName} }).
-		WithIndex(&v1alpha1.RevocationSlice{}, fieldListCluster, func(o client.Object) []string { return []string{o.(*v1alpha1.RevocationSlice).Spec.Cluster} }).
+		WithIndex(&v1alpha1.RevocationSlice{}, v1alpha1.FieldCluster, func(o client.Object) []string { return []string{o.(*v1alpha1.RevocationSlice).Spec.Cluster} }).
 		WithIndex(&corev1.Pod{}, fieldPodNode, func(o client.Object) []string { return []string{o.(*corev1.Pod).Spec.NodeName} }).
 		Build()
 	return &access{records: c, nodes: c, namespace: defaultNamespace, controllerNamespace: defaultNamespace}

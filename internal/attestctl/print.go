@@ -95,6 +95,21 @@ func until(end, now time.Time) string {
 // short is the start of a fingerprint, for people. The program compares whole fingerprints.
 func short(fingerprint string) string { return fingerprint[:min(12, len(fingerprint))] }
 
+// stamp formats a time for people.
+func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+
+// plainDuration formats a duration without parts that are zero, such as 2h.
+func plainDuration(d time.Duration) string {
+	s := d.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
+}
+
 // The escape sequences of colours.
 const (
 	red    = "\x1b[31m"

@@ -4,21 +4,31 @@ package attestctl
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/revocation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 )
 
-// maxRevocations limits how many revocations, and how many suspensions, are shown.
-const maxRevocations = 100
+const (
+	// maxRevocations limits how many revocations, and how many suspensions, are shown.
+	maxRevocations = 100
+	// overlay switches the feature on.
+	overlay = "packaging/kubernetes-revocation"
+)
 
 // Revocations is the output of the command revocations.
 type Revocations struct {
@@ -64,9 +74,6 @@ servers refuse what is on them. WAITING are nodes without a newer certificate.`,
   kubectl attest revocations -o json | jq -r '.suspensions[].ek'`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := format.check(); err != nil {
-				return err
-			}
 			a, err := i.open(c.Context())
 			if err != nil {
 				return err
@@ -172,4 +179,173 @@ func (i *invocation) printRevocations(r *Revocations, format string) error {
 		rows = append(rows, []any{s.EK[:min(len(s.EK), 12)], s.Node, age(s.Created.Time, i.now), prose(s.Reason)})
 	}
 	return printTable(i.Stdout, []any{"SUSPENDED EK", "NODE", "AGE", "REASON"}, rows)
+}
+
+// revocationKinds are the kinds of the overlay.
+var revocationKinds = []string{"NodeRevocation", "NodeSuspension", "RevocationSlice"}
+
+// lacksRevocation reports whether an error says that the cluster does not have these kinds.
+func lacksRevocation(err error) bool {
+	var kind *meta.NoKindMatchError
+	return errors.As(err, &kind) && slices.Contains(revocationKinds, kind.GroupKind.Kind)
+}
+
+// InForce is what the controller says about the refusal of revoked certificates.
+type InForce struct {
+	// Status is that of the condition, Unknown if there is none, or it cannot be read.
+	Status  corev1.ConditionStatus `json:"status"`
+	Reason  string                 `json:"reason,omitempty"`
+	Message string                 `json:"message,omitempty"`
+}
+
+func (f InForce) isTrue() bool { return f.Status == corev1.ConditionTrue }
+
+func (f InForce) String() string {
+	says := string(f.Status)
+	if f.Reason != "" {
+		says += " (" + f.Reason + ")"
+	}
+	if f.Message != "" {
+		says += ": " + f.Message
+	}
+	return says
+}
+
+// readInForce reads the condition. Errors of reading are in the result.
+func (a *access) readInForce(ctx context.Context, now time.Time) InForce {
+	e := &examination{access: a, now: now}
+	e.checkConfiguration(ctx) // says which Namespace has it
+	c, name, err := e.readCondition(ctx, telemetry.ConditionRevocation)
+	switch {
+	case err != nil:
+		return InForce{corev1.ConditionUnknown, "", sprintf("it cannot be read: %v", err)}
+	case c == nil:
+		return InForce{corev1.ConditionUnknown, "", fmt.Sprintf("namespace %s has no condition %s", name, telemetry.ConditionRevocation)}
+	}
+	return InForce{c.Status, text.Cut(c.Reason, maxName), text.Cut(c.Message, maxMessage)}
+}
+
+// Lists is what the RevocationSlices of a cluster hold.
+type Lists struct {
+	// Certificates is how many are on the lists, Suspended how many of them may not even ask for a
+	// new certificate.
+	Certificates int `json:"certificates"`
+	Suspended    int `json:"suspended"`
+	// NotInForce is how many are certificates of nodes that are on no list with a policy.
+	NotInForce int `json:"notInForce"`
+	// Capacity is how many certificates the lists with a policy hold. A node needs one place.
+	Capacity int `json:"capacity"`
+	// NextEnd and LastEnd are the times when the first and the last certificate expire.
+	NextEnd *metav1.Time `json:"nextEnd,omitempty"`
+	LastEnd *metav1.Time `json:"lastEnd,omitempty"`
+
+	entries map[string]v1alpha1.RevokedCertificate
+	// refused has the names of the nodes on a list with a policy.
+	refused map[string]bool
+	// places is how many certificates are on lists with a policy.
+	places int
+}
+
+// room returns for how many more nodes there is room.
+func (l *Lists) room() int { return max(0, l.Capacity-l.places) }
+
+// readLists reads the lists of a cluster, or all in the namespace if no cluster is given. The
+// controller removes a certificate some minutes after its end. Until then it takes a place.
+func (a *access) readLists(ctx context.Context, cluster string) (*Lists, error) {
+	options := []client.ListOption{client.InNamespace(a.namespace)}
+	if cluster != "" {
+		options = append(options, client.MatchingFields{v1alpha1.FieldCluster: cluster})
+	}
+	l := &Lists{
+		Capacity: revocation.PolicyCount * revocation.SliceCapacity, entries: map[string]v1alpha1.RevokedCertificate{}, refused: map[string]bool{},
+	}
+	err := readPages(ctx, a.records, func() *v1alpha1.RevocationSliceList { return &v1alpha1.RevocationSliceList{} },
+		func(page *v1alpha1.RevocationSliceList) {
+			for i := range page.Items {
+				for _, c := range page.Items[i].Spec.Certificates {
+					l.entries[c.SHA256] = c
+					if page.Items[i].Spec.Number <= revocation.PolicyCount {
+						l.refused[c.NodeName] = true
+						l.places++
+					}
+				}
+			}
+		}, options...)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range l.entries {
+		l.Certificates++
+		if c.Suspended {
+			l.Suspended++
+		}
+		if !l.refused[c.NodeName] {
+			l.NotInForce++
+		}
+		if l.NextEnd == nil || c.NotAfter.Before(l.NextEnd) {
+			l.NextEnd = &c.NotAfter
+		}
+		if l.LastEnd == nil || l.LastEnd.Before(&c.NotAfter) {
+			l.LastEnd = &c.NotAfter
+		}
+	}
+	return l, nil
+}
+
+// readSuspensions returns the suspensions in the namespace, by the fingerprint of the endorsement
+// key.
+func (a *access) readSuspensions(ctx context.Context) (map[string]*v1alpha1.NodeSuspension, error) {
+	all := map[string]*v1alpha1.NodeSuspension{}
+	err := readPages(ctx, a.records, func() *v1alpha1.NodeSuspensionList { return &v1alpha1.NodeSuspensionList{} },
+		func(page *v1alpha1.NodeSuspensionList) {
+			for i := range page.Items {
+				all[page.Items[i].Spec.EK] = &page.Items[i]
+			}
+		}, client.InNamespace(a.namespace))
+	return all, err
+}
+
+// readRevocations returns the revocations of a cluster, the newest first.
+func (a *access) readRevocations(ctx context.Context, cluster string) (all []v1alpha1.NodeRevocation, err error) {
+	err = readPages(ctx, a.records, func() *v1alpha1.NodeRevocationList { return &v1alpha1.NodeRevocationList{} },
+		func(page *v1alpha1.NodeRevocationList) {
+			for i := range page.Items {
+				if page.Items[i].Spec.Cluster == cluster {
+					all = append(all, page.Items[i])
+				}
+			}
+		}, client.InNamespace(a.namespace))
+	slices.SortStableFunc(all, func(a, b v1alpha1.NodeRevocation) int { return b.CreationTimestamp.Compare(a.CreationTimestamp.Time) })
+	return all, err
+}
+
+// addLists says whether the lists have room for more nodes.
+func (p *planText) addLists(l *Lists, more int) {
+	switch room := l.room(); {
+	case more == 0:
+	case room >= more:
+		p.item("the lists have room: %d of %d places are free", room, l.Capacity)
+	default:
+		p.item("the lists have no room for %d of the nodes: their certificates are recorded, and NOT refused until room appears (%d of %d places are free)", more-room, room, l.Capacity)
+	}
+}
+
+// addInForce warns if revoked certificates are not refused.
+func (p *planText) addInForce(f InForce) {
+	if !f.isTrue() {
+		p.item("WARNING: this is recorded, and is NOT in force: the condition %s is %s", telemetry.ConditionRevocation, f)
+	}
+}
+
+// addLimits says what no admission policy can refuse.
+func (p *planText) addLimits() {
+	p.item("an admission policy refuses writes. It cannot refuse reads, watches that are open, and tokens that the node requested before for its pods")
+}
+
+// mustBeInForce returns an error if revoked certificates are not refused.
+func (i *invocation) mustBeInForce(ctx context.Context, a *access) error {
+	if f := a.readInForce(ctx, i.now); !f.isTrue() {
+		return &failure{codeNotInForce, "kubectl attest check says what can be done", fmt.Errorf("it is recorded, and not in force: the condition %s is %s", telemetry.ConditionRevocation, f)}
+	}
+	return nil
 }

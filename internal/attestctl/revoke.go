@@ -6,20 +6,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"math"
 	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 )
 
 const (
@@ -30,30 +29,26 @@ const (
 	maxLimit  = 30 * 24 * time.Hour
 	// waitBeyond is how long a command waits by default, after the last certificate is revoked.
 	waitBeyond = time.Hour
+	// checkInterval is the plugin's default for its setting of that name.
+	checkInterval = 15 * time.Minute
+	// lastPollMany is the longest pause between two polls for more than manyNodes nodes, since each
+	// poll then reads all Nodes.
+	lastPollMany = 10 * time.Second
 )
 
 // revokeFlags are those of revoke and rotate.
 type revokeFlags struct {
-	all, now             bool
-	selector, before     string
-	reason               string
-	spread, limit        time.Duration
-	dryRun, yes, waitFor bool
-	timeout              time.Duration
-}
-
-// addCommon adds the flags that all commands for revocation have.
-func (f *revokeFlags) addCommon(c *cobra.Command, timeout time.Duration) {
-	c.Flags().BoolVar(&f.dryRun, "dry-run", false, "say what would happen, and change nothing")
-	c.Flags().BoolVarP(&f.yes, "yes", "y", false, "do not ask")
-	c.Flags().BoolVar(&f.waitFor, "wait", true, "wait, and show the progress")
-	c.Flags().DurationVar(&f.timeout, "timeout", timeout, "how long to wait; 0 waits without an end")
+	changeFlags
+	all, now         bool
+	selector, before string
+	reason           string
+	spread, limit    time.Duration
 }
 
 func (f *revokeFlags) addSelection(c *cobra.Command) {
 	c.Flags().BoolVar(&f.all, "all", false, "all nodes of the cluster that have a record")
 	c.Flags().StringVar(&f.before, "issued-before", "", "only certificates requested before this time: RFC 3339, or a duration ago such as 2h (default: now)")
-	c.Flags().StringVar(&f.reason, "reason", "", "why; for the records, Events and the decision log")
+	addReason(c, &f.reason)
 }
 
 func (i *invocation) revokeCommand() *cobra.Command {
@@ -76,10 +71,10 @@ What an admission policy cannot refuse: reads, watches that are open, and tokens
   kubectl attest revoke --all --reason="a backup with all keys leaked"
   kubectl attest revoke --all --issued-before=2026-11-23T09:00:00Z --reason="an image had keys"`,
 		ValidArgsFunction: i.completeNodes,
-		RunE:              func(c *cobra.Command, nodes []string) error { return i.revoke(c, nodes, f) },
+		RunE:              func(c *cobra.Command, nodes []string) error { return i.revoke(c.Context(), nodes, f) },
 	}
 	f.addSelection(c)
-	f.addCommon(c, waitBeyond)
+	f.add(c, waitBeyond)
 	return c
 }
 
@@ -110,7 +105,7 @@ seconds. Deleting the NodeRevocation stops what is not revoked yet, and takes no
 					f.timeout += f.limit
 				}
 			}
-			return i.revoke(c, nodes, f)
+			return i.revoke(c.Context(), nodes, f)
 		},
 	}
 	f.addSelection(c)
@@ -118,7 +113,7 @@ seconds. Deleting the NodeRevocation stops what is not revoked yet, and takes no
 	c.Flags().DurationVar(&f.spread, "spread", 10*time.Minute, "the time over which the nodes renew")
 	c.Flags().DurationVar(&f.limit, "limit", 2*time.Hour, "revoke after this time also what is not renewed")
 	c.Flags().BoolVar(&f.now, "now", false, "revoke at once; nodes may be NotReady for their checkInterval (15m by default) and the enrolment")
-	f.addCommon(c, 0)
+	f.add(c, 0)
 	c.Flags().Lookup("timeout").Usage = "how long to wait; 0 waits without an end (default: one hour after the limit)"
 	return c
 }
@@ -138,8 +133,6 @@ func (f *revokeFlags) check(nodes []string) error {
 		return usage(errors.New("nodes, --all and --selector exclude each other"))
 	case len(nodes) > maxSelected:
 		return tooMany(len(nodes))
-	case f.timeout < 0:
-		return usage(errors.New("--timeout must not be negative"))
 	case f.now:
 	case f.spread < 0 || f.spread > maxSpread:
 		return usage(fmt.Errorf("--spread must be at most %v", maxSpread))
@@ -178,164 +171,115 @@ func (f *revokeFlags) issuedBefore(now time.Time) (*metav1.Time, error) {
 	return &metav1.Time{Time: at}, nil
 }
 
-// plannedNode is a node that a revocation selects.
-type plannedNode struct {
-	name string
-	// certificates are the fingerprints of those that are to be revoked. ends has the end of each.
-	certificates []string
-	ends         map[string]time.Time
-	// ready says that its Node is Ready now. The command does not wait for other nodes.
-	ready bool
-	// absent says why the node does not come back without help, "" if it does. refused says that
-	// the node's requests are denied, too.
-	absent  string
-	refused bool
-}
-
-// revocationPlan is what revoke or rotate is about to do.
-type revocationPlan struct {
-	object *v1alpha1.NodeRevocation
-	nodes  []plannedNode
-	// idle are the nodes that have no certificate to revoke. left are selected Nodes without a
-	// record.
-	idle, left []string
-	// certificates is how many are to be revoked, and more how many of the nodes are on no list
-	// with a policy yet.
-	certificates, more int
-	// end is when the last of them ends.
-	end time.Time
-	// silent are the nodes that do not report their certificate.
-	silent  []string
-	lists   *Lists
-	inForce InForce
-}
-
-// planRevocation reads the certificates to revoke.
-func (i *invocation) planRevocation(ctx context.Context, a *access, nodes []string, f *revokeFlags) (*revocationPlan, error) {
-	before, err := f.issuedBefore(i.now)
-	if err != nil {
-		return nil, err
-	}
-	p := &revocationPlan{object: &v1alpha1.NodeRevocation{
-		ObjectMeta: a.objectMeta(),
-		Spec:       v1alpha1.NodeRevocationSpec{All: f.all, IssuedBefore: before, Mode: v1alpha1.RevokeImmediately, Reason: f.reason},
-	}}
-	p.object.GenerateName = "revoke-"
-	if !f.now {
-		p.object.GenerateName, p.object.Spec.Mode = "rotate-", v1alpha1.RevokeAfterRenewal
-		p.object.Spec.SpreadSeconds, p.object.Spec.LimitSeconds = new(wholeSeconds(f.spread)), new(wholeSeconds(f.limit))
-	}
-	suspensions, err := a.readSuspensions(ctx) // first, since its error says if the feature is off
-	if err != nil {
-		return nil, err
-	}
-	records, err := a.selectRecords(ctx, p, nodes, f.selector)
-	if err != nil {
-		return nil, err
-	}
-	if p.object.Spec.Cluster, err = a.clusterOf(records); err != nil {
-		return nil, err
-	}
-	if p.lists, err = a.readLists(ctx, p.object.Spec.Cluster); err != nil {
-		return nil, err
-	}
-	if err := a.fillPlan(ctx, p, records, suspensions, i.now); err != nil {
-		return nil, err
-	}
-	p.inForce = a.readInForce(ctx, i.now)
-	return p, nil
-}
-
 // wholeSeconds rounds up. The flags are at most maxLimit.
 func wholeSeconds(d time.Duration) int32 {
 	return int32(min((d+time.Second-1)/time.Second, math.MaxInt32)) //nolint:gosec // it is bounded
 }
 
-// selectRecords returns the records of the selected nodes, and writes the selection into the plan.
-func (a *access) selectRecords(ctx context.Context, p *revocationPlan, nodes []string, selector string) ([]v1alpha1.NodeAttestation, error) {
-	if selector != "" {
-		labelled, err := a.labelledNodes(ctx, selector)
-		if err != nil {
+// revoke carries out revoke and rotate.
+func (i *invocation) revoke(ctx context.Context, nodes []string, f *revokeFlags) error {
+	if err := f.check(nodes); err != nil {
+		return err
+	}
+	before, err := f.issuedBefore(i.now)
+	if err != nil {
+		return err
+	}
+	return i.change(ctx, &f.changeFlags, func(ctx context.Context, a *access) (*plan, error) {
+		s := &selection{object: &v1alpha1.NodeRevocation{
+			ObjectMeta: a.objectMeta(),
+			Spec:       v1alpha1.NodeRevocationSpec{All: f.all, IssuedBefore: before, Mode: v1alpha1.RevokeImmediately, Reason: f.reason},
+		}}
+		s.object.GenerateName = "revoke-"
+		if !f.now {
+			s.object.GenerateName, s.object.Spec.Mode = "rotate-", v1alpha1.RevokeAfterRenewal
+			s.object.Spec.SpreadSeconds, s.object.Spec.LimitSeconds = new(wholeSeconds(f.spread)), new(wholeSeconds(f.limit))
+		}
+		if err := s.read(ctx, a, nodes, f.selector, i.now); err != nil {
 			return nil, err
 		}
-		nodes = labelled
-	}
-	records, err := a.readRecords(ctx)
-	if err != nil || p.object.Spec.All {
-		return records, err
-	}
-	wanted := map[string]bool{}
-	for _, name := range nodes {
-		wanted[name] = false
-	}
-	records = slices.DeleteFunc(records, func(r v1alpha1.NodeAttestation) bool {
-		if _, ok := wanted[r.Spec.NodeName]; ok {
-			wanted[r.Spec.NodeName] = true
-			return false
+		if s.certificates == 0 {
+			return nil, &failure{codeNotFound, "kubectl attest describe NODE lists the certificates of a node", errors.New("the selected nodes have no certificate to revoke")}
 		}
-		return true
+		p := &plan{
+			question:  fmt.Sprintf("Revoke %s of %s?", text.Count(s.certificates, "certificate"), text.Count(len(s.nodes), "node")),
+			otherwise: "nothing was revoked",
+			stages:    []stage{{writes: []write{creation(a.records, "NodeRevocation", s.object)}, wait: s.wait(i, a), mustBeInForce: true}},
+		}
+		s.describe(&p.text, a.readInForce(ctx, i.now))
+		return p, nil
 	})
-	for _, name := range slices.Sorted(maps.Keys(wanted)) {
-		if wanted[name] {
-			p.object.Spec.Nodes = append(p.object.Spec.Nodes, name)
-		} else {
-			p.left = append(p.left, name)
-		}
-	}
-	const hint = "without a record there is nothing to revoke; kubectl attest status lists the nodes that have one"
-	switch {
-	case selector == "" && len(p.left) > 0:
-		return nil, &failure{codeNotFound, hint, fmt.Errorf("these nodes have no record: %s", text.Names(p.left))}
-	case len(p.object.Spec.Nodes) == 0:
-		return nil, &failure{codeNotFound, hint, fmt.Errorf("no Node with the labels %q has a record", selector)}
-	case len(p.object.Spec.Nodes) > maxSelected:
-		return nil, tooMany(len(p.object.Spec.Nodes))
-	}
-	return records, nil
 }
 
-// labelledNodes returns the names of the Nodes with these labels.
-func (a *access) labelledNodes(ctx context.Context, selector string) (names []string, err error) {
-	parsed, err := labels.Parse(selector)
+// selection is what a new NodeRevocation selects.
+type selection struct {
+	object *v1alpha1.NodeRevocation
+	// nodes have certificates to revoke. idle have none. left are selected Nodes without a record.
+	nodes      []selectedNode
+	idle, left []string
+	// certificates is how many are to be revoked. lastEnd is when the last of them ends. unlisted
+	// is how many of the nodes are on no list with a policy yet.
+	certificates, unlisted int
+	lastEnd                time.Time
+	lists                  *Lists
+}
+
+// selectedNode is a node with certificates to revoke.
+type selectedNode struct {
+	name string
+	// certificates has the ends of those that are to be revoked, by fingerprint.
+	certificates map[string]time.Time
+	// absent says why the node does not come back without help, or is not Ready now. It is empty if
+	// the command waits for the node. refused says that the node's requests are denied.
+	absent  string
+	refused bool
+	// silent says that the node does not report its certificate.
+	silent bool
+}
+
+// atOnce reports whether certificates are revoked without a renewal.
+func (s *selection) atOnce() bool { return s.object.Spec.Mode == v1alpha1.RevokeImmediately }
+
+// names returns the names of the nodes to keep, all of them if keep is nil.
+func (s *selection) names(keep func(*selectedNode) bool) (names []string) {
+	for k := range s.nodes {
+		if keep == nil || keep(&s.nodes[k]) {
+			names = append(names, s.nodes[k].name)
+		}
+	}
+	return names
+}
+
+func isAwaited(n *selectedNode) bool { return n.absent == "" }
+
+// read finds out what is selected, and writes the selection into the object.
+func (s *selection) read(ctx context.Context, a *access, names []string, selector string, now time.Time) error {
+	suspensions, err := a.readSuspensions(ctx) // first, since its error says if the feature is off
 	if err != nil {
-		return nil, usage(fmt.Errorf("--selector: %w", err))
+		return err
 	}
-	err = readPages(ctx, a.nodes, newNodeList, func(page *metav1.PartialObjectMetadataList) {
-		for i := range page.Items {
-			names = append(names, page.Items[i].Name)
-		}
-	}, client.MatchingLabelsSelector{Selector: parsed})
-	return names, err
-}
-
-// selects reports whether a revocation that is created now selects a certificate.
-func (p *revocationPlan) selects(c *v1alpha1.IssuedCertificate, now time.Time) bool {
-	if !now.Before(c.NotAfter.Time) {
-		return false
+	records, err := s.selectRecords(ctx, a, names, selector)
+	if err != nil {
+		return err
 	}
-	before := p.object.Spec.IssuedBefore
-	return before == nil || c.Requested == nil || c.Requested.Before(before)
-}
-
-// fillPlan writes into the plan what happens to each node.
-func (a *access) fillPlan(ctx context.Context, p *revocationPlan, records []v1alpha1.NodeAttestation, suspensions map[string]*v1alpha1.NodeSuspension, now time.Time) error {
-	planned := map[string]*plannedNode{}
+	if s.object.Spec.Cluster, err = a.clusterOf(records); err != nil {
+		return err
+	}
+	if s.lists, err = a.readLists(ctx, s.object.Spec.Cluster); err != nil {
+		return err
+	}
+	selected := map[string]*selectedNode{}
 	for i := range records {
 		r := &records[i]
-		n := planned[r.Spec.NodeName]
+		n := selected[r.Spec.NodeName]
 		if n == nil {
-			n = &plannedNode{name: r.Spec.NodeName, ends: map[string]time.Time{}}
-			planned[n.name] = n
+			n = &selectedNode{name: r.Spec.NodeName, certificates: map[string]time.Time{}}
+			selected[n.name] = n
 		}
 		for k := range r.Status.Certificates {
 			c := &r.Status.Certificates[k]
-			if _, listed := p.lists.entries[c.SHA256]; !p.selects(c, now) || listed && c.Revoked {
-				continue
-			}
-			n.certificates = append(n.certificates, c.SHA256)
-			n.ends[c.SHA256] = c.NotAfter.Time
-			if p.end.Before(c.NotAfter.Time) {
-				p.end = c.NotAfter.Time
+			if _, listed := s.lists.entries[c.SHA256]; s.selects(c, now) && (!listed || !c.Revoked) {
+				n.certificates[c.SHA256] = c.NotAfter.Time
 			}
 		}
 		switch {
@@ -345,84 +289,112 @@ func (a *access) fillPlan(ctx context.Context, p *revocationPlan, records []v1al
 			n.absent, n.refused = "its endorsement key was replaced", true
 		}
 	}
-	names := slices.Sorted(maps.Keys(planned))
-	states, err := a.readNodes(ctx, names)
+	all := slices.Sorted(maps.Keys(selected))
+	states, err := a.readNodes(ctx, all)
 	if err != nil {
 		return err
 	}
-	for _, name := range names {
-		n := planned[name]
+	for _, name := range all {
+		n := selected[name]
 		if len(n.certificates) == 0 {
-			p.idle = append(p.idle, name)
+			s.idle = append(s.idle, name)
 			continue
 		}
-		p.certificates += len(n.certificates)
-		if !p.lists.refused[name] {
-			p.more++
+		s.certificates += len(n.certificates)
+		for _, end := range n.certificates {
+			if s.lastEnd.Before(end) {
+				s.lastEnd = end
+			}
 		}
-		state, there := states[name]
-		n.ready = state.ready
-		switch {
+		if !s.lists.refused[name] {
+			s.unlisted++
+		}
+		switch state, there := states[name]; {
 		case n.absent != "":
 		case !there:
 			n.absent = "there is no Node"
 		case !state.ready:
 			n.absent = "its Node is not Ready now"
-		case !state.reports:
-			p.silent = append(p.silent, name)
+		default:
+			n.silent = !state.reports
 		}
-		p.nodes = append(p.nodes, *n)
+		s.nodes = append(s.nodes, *n)
 	}
 	return nil
 }
 
-// atOnce reports whether the plan revokes without a renewal.
-func (p *revocationPlan) atOnce() bool { return p.object.Spec.Mode == v1alpha1.RevokeImmediately }
-
-// waited returns the nodes that the command waits for: those that are Ready now and come back
-// without help.
-func (p *revocationPlan) waited() (all []plannedNode) {
-	for _, n := range p.nodes {
-		if n.ready && n.absent == "" {
-			all = append(all, n)
+// selectRecords returns the records of the selected nodes, and writes their names into the object.
+func (s *selection) selectRecords(ctx context.Context, a *access, names []string, selector string) ([]v1alpha1.NodeAttestation, error) {
+	if selector != "" {
+		labelled, err := a.labelledNodes(ctx, selector)
+		if err != nil {
+			return nil, err
+		}
+		names = labelled
+	}
+	records, err := a.readRecords(ctx)
+	if err != nil || s.object.Spec.All {
+		return records, err
+	}
+	recorded := map[string]bool{} // by each selected name
+	for _, name := range names {
+		recorded[name] = false
+	}
+	records = slices.DeleteFunc(records, func(r v1alpha1.NodeAttestation) bool {
+		_, selected := recorded[r.Spec.NodeName]
+		if selected {
+			recorded[r.Spec.NodeName] = true
+		}
+		return !selected
+	})
+	for _, name := range slices.Sorted(maps.Keys(recorded)) {
+		if recorded[name] {
+			s.object.Spec.Nodes = append(s.object.Spec.Nodes, name)
+		} else {
+			s.left = append(s.left, name)
 		}
 	}
-	return all
-}
-
-func (p *revocationPlan) names(keep func(plannedNode) bool) (names []string) {
-	for _, n := range p.nodes {
-		if keep(n) {
-			names = append(names, n.name)
-		}
+	const hint = "without a record there is nothing to revoke; kubectl attest status lists the nodes that have one"
+	switch {
+	case selector == "" && len(s.left) > 0:
+		return nil, &failure{codeNotFound, hint, fmt.Errorf("these nodes have no record: %s", text.Names(s.left))}
+	case len(s.object.Spec.Nodes) == 0:
+		return nil, &failure{codeNotFound, hint, fmt.Errorf("no Node with the labels %q has a record", selector)}
+	case len(s.object.Spec.Nodes) > maxSelected:
+		return nil, tooMany(len(s.object.Spec.Nodes))
 	}
-	return names
+	return records, nil
 }
 
-// text describes the planned changes.
-func (p *revocationPlan) text() string {
-	out := &planText{}
-	spec := &p.object.Spec
+// selects reports whether a revocation that is created now selects a certificate.
+func (s *selection) selects(c *v1alpha1.IssuedCertificate, now time.Time) bool {
+	before := s.object.Spec.IssuedBefore
+	return now.Before(c.NotAfter.Time) && (before == nil || c.Requested == nil || c.Requested.Before(before))
+}
+
+// describe says what happens to each node.
+func (s *selection) describe(out *planText, inForce InForce) {
+	spec := &s.object.Spec
 	what := "Revoke at once"
-	if !p.atOnce() {
+	if !s.atOnce() {
 		what = "Renew, then revoke"
 	}
 	out.line("%s, in cluster %s, reason %q:", what, spec.Cluster, prose(spec.Reason))
-	out.addInForce(p.inForce)
-	out.item("nodes with certificates to revoke: %s", text.Names(p.names(func(plannedNode) bool { return true })))
-	if len(p.idle) > 0 {
-		out.item("nodes without such a certificate: %s", text.Names(p.idle))
+	out.addInForce(inForce)
+	out.item("nodes with certificates to revoke: %s", text.Names(s.names(nil)))
+	if len(s.idle) > 0 {
+		out.item("nodes without such a certificate: %s", text.Names(s.idle))
 	}
-	if len(p.left) > 0 {
-		out.item("left out, since they have no record: %s", text.Names(p.left))
+	if len(s.left) > 0 {
+		out.item("left out, since they have no record: %s", text.Names(s.left))
 	}
 	before := "now"
 	if spec.IssuedBefore != nil {
 		before = stamp(spec.IssuedBefore.Time)
 	}
-	out.item("certificates to revoke: %d, requested before %s; the last one ends at %s and stays on its list until then", p.certificates, before, stamp(p.end))
-	out.addLists(p.lists, p.more)
-	if p.atOnce() {
+	out.item("certificates to revoke: %d, requested before %s; the last one ends at %s and stays on its list until then", s.certificates, before, stamp(s.lastEnd))
+	out.addLists(s.lists, s.unlisted)
+	if s.atOnce() {
 		out.item("within 2 seconds the API servers refuse their writes; the nodes may still request new certificates with their TPMs")
 		out.item("a node is NotReady until its plugin has checked for announcements (checkInterval, %s by default) and has enrolled, which takes seconds", plainDuration(checkInterval))
 	} else {
@@ -433,16 +405,16 @@ func (p *revocationPlan) text() string {
 			out.item("WARNING: --limit is shorter than --spread and the default checkInterval together: some nodes may not have renewed by then")
 		}
 	}
-	if back := p.names(func(n plannedNode) bool { return n.absent == "" && !slices.Contains(p.silent, n.name) }); len(back) > 0 {
+	if back := s.names(func(n *selectedNode) bool { return isAwaited(n) && !n.silent }); len(back) > 0 {
 		out.item("these get a new certificate with their TPM, without a token: %s", text.Names(back))
 	}
 	var refused, away []string
-	for _, n := range p.nodes {
-		switch {
+	for _, n := range s.nodes {
+		switch because := n.name + " (" + n.absent + ")"; {
 		case n.refused:
-			refused = append(refused, n.name+" ("+n.absent+")")
+			refused = append(refused, because)
 		case n.absent != "":
-			away = append(away, n.name+" ("+n.absent+")")
+			away = append(away, because)
 		}
 	}
 	if len(refused) > 0 {
@@ -451,66 +423,124 @@ func (p *revocationPlan) text() string {
 	if len(away) > 0 {
 		out.item("these are not Ready now, and the command does not wait for them: %s", text.Names(away))
 	}
-	if len(p.silent) > 0 {
-		out.item("these do not report their certificate: %s. Their plugins do not check for announcements, or have not done so yet. They come back when their certificates are due", text.Names(p.silent))
+	if silent := s.names(func(n *selectedNode) bool { return n.silent }); len(silent) > 0 {
+		out.item("these do not report their certificate: %s. Their plugins do not check for announcements, or have not done so yet. They come back when their certificates are due", text.Names(silent))
 	}
 	out.addLimits()
-	return out.String()
 }
 
-// revoke carries out revoke and rotate.
-func (i *invocation) revoke(c *cobra.Command, nodes []string, f *revokeFlags) error {
-	ctx := c.Context()
-	if err := f.check(nodes); err != nil {
-		return err
+// revocationProgress is how far a revocation has come.
+type revocationProgress struct {
+	revoked, back int
+	// waiting are the nodes that the command waits for. unnamed is how many more there are at
+	// least, if the status does not name all nodes without a newer certificate.
+	waiting []string
+	unnamed int
+	// lost are nodes whose records were deleted: the controller does not know some of their
+	// certificates, so it does not revoke them. lostCertificates is how many these are.
+	lost             []string
+	lostCertificates int
+}
+
+func (at *revocationProgress) isDone() bool { return len(at.waiting) == 0 && at.unnamed == 0 }
+
+func (at *revocationProgress) waitingFor() string {
+	switch {
+	case at.unnamed == 0:
+		return text.Names(at.waiting)
+	case len(at.waiting) == 0:
+		return text.Count(at.unnamed, "node")
 	}
-	if _, err := f.issuedBefore(i.now); err != nil {
-		return err
+	return fmt.Sprintf("%s and %d more", text.Names(at.waiting), at.unnamed)
+}
+
+// wait waits until each node that is Ready now is back, and until all certificates are revoked that
+// are revoked at once.
+func (s *selection) wait(i *invocation, a *access) *wait {
+	var last revocationProgress
+	awaited := len(s.names(isAwaited))
+	w := &wait{
+		begins: fmt.Sprintf("waiting for the revocation, and for %s to come back; Ctrl-C ends the wait, not the revocation", text.Count(awaited, "node")),
+		look: func(ctx context.Context) (bool, string, error) {
+			at, err := s.progress(ctx, a, i.clock())
+			if err != nil {
+				return false, "", err
+			}
+			last = at
+			progress := fmt.Sprintf("%d of %d certificates revoked, %d of %d nodes back", at.revoked, s.certificates, at.back, awaited)
+			if !at.isDone() {
+				progress += "; waiting for " + at.waitingFor()
+			}
+			return at.isDone(), progress, nil
+		},
+		finish: func(took time.Duration) error {
+			if err := i.printf("%s revoked, %s back after %s", text.Count(last.revoked, "certificate"), text.Count(last.back, "node"), took.Round(time.Second)); err != nil || len(last.lost) == 0 {
+				return err
+			}
+			return &failure{codeNotInForce, "once these nodes have records again, run the command again",
+				fmt.Errorf("NOT revoked: %s, whose records were deleted meanwhile; nodes: %s", text.Count(last.lostCertificates, "certificate"), text.Names(last.lost))}
+		},
+		ended: func() string {
+			return fmt.Sprintf("the revocation %s goes on; %d of %d nodes are back, waiting for %s", s.object.Name, last.back, awaited, last.waitingFor())
+		},
+		hint: "look again: kubectl attest revocations, and kubectl attest describe NODE",
 	}
-	a, err := i.open(ctx)
+	if len(s.nodes) > manyNodes {
+		w.longest = lastPollMany
+	}
+	return w
+}
+
+// progress reads from the status of the revocation which nodes have a newer certificate, and from
+// the Nodes whether they are Ready. The status has one number for all revoked certificates, also
+// those that were revoked before. So the lists say what is refused.
+func (s *selection) progress(ctx context.Context, a *access, now time.Time) (at revocationProgress, err error) {
+	object := &v1alpha1.NodeRevocation{}
+	if err := a.records.Get(ctx, client.ObjectKeyFromObject(s.object), object); apierrors.IsNotFound(err) {
+		return at, stop{&failure{codeNotFound, "what is revoked stays revoked", fmt.Errorf("the NodeRevocation %s was deleted: the rest is not revoked", s.object.Name)}}
+	} else if err != nil {
+		return at, reached(err)
+	}
+	// The controller writes the lists before the status. Read in this order, they are not older.
+	lists, err := a.readLists(ctx, s.object.Spec.Cluster)
 	if err != nil {
-		return err
+		return at, err
 	}
-	plan, err := i.planRevocation(ctx, a, nodes, f)
+	awaited := s.names(isAwaited)
+	nodes, err := a.readNodes(ctx, awaited)
 	if err != nil {
-		return err
+		return at, err
 	}
-	if plan.certificates == 0 {
-		return &failure{codeNotFound, "kubectl attest describe NODE lists the certificates of a node", errors.New("the selected nodes have no certificate to revoke")}
-	}
-	if err := i.showPlan(ctx, plan.text(), fmt.Sprintf("Revoke %s of %s?", text.Count(plan.certificates, "certificate"), text.Count(len(plan.nodes), "node")), "nothing was revoked", f); err != nil || f.dryRun {
-		return err
-	}
-	if err := reached(a.records.Create(ctx, plan.object)); err != nil {
-		return err
-	}
-	if err := i.printf("NodeRevocation %s created", plan.object.Name); err != nil {
-		return err
-	}
-	if f.waitFor {
-		if err := i.awaitNodes(ctx, a, plan, f.timeout); err != nil {
-			return err
+	status := &object.Status
+	// missing until the controller has listed what is revoked at once
+	complete := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionComplete)
+	// no more certificates are going to be revoked
+	final := complete != nil && (s.atOnce() || complete.Status == metav1.ConditionTrue)
+	for k := range s.nodes {
+		n, left := &s.nodes[k], 0
+		for sum, end := range n.certificates {
+			if _, listed := lists.entries[sum]; listed || !now.Before(end) {
+				at.revoked++
+			} else {
+				left++
+			}
+		}
+		isBack := complete != nil && left == 0 && !slices.Contains(status.Waiting, n.name) && nodes[n.name].ready
+		switch {
+		case left > 0 && final:
+			at.lost, at.lostCertificates = append(at.lost, n.name), at.lostCertificates+left
+		case left > 0 && s.atOnce(), isAwaited(n) && !isBack:
+			at.waiting = append(at.waiting, n.name)
+		case isAwaited(n):
+			at.back++
 		}
 	}
-	return i.mustBeInForce(ctx, a)
-}
-
-// showPlan shows a plan, and asks for a confirmation. With --dry-run the plan is the output.
-func (i *invocation) showPlan(ctx context.Context, plan, question, otherwise string, f *revokeFlags) error {
-	if f.dryRun {
-		_, err := io.WriteString(i.Stdout, plan+"Nothing was changed: --dry-run.\n")
-		return err
+	at.back = min(at.back, int(status.Renewed)) // a node whose record was deleted is not in the status
+	// The names in the status are the first ones. Only nodes that the command does not wait for can
+	// stay without a newer certificate.
+	if without := int(status.Nodes - status.Renewed); without > len(status.Waiting) {
+		others := len(s.nodes) + len(s.idle) - len(awaited)
+		at.unnamed = max(0, without-others-len(at.waiting))
 	}
-	if _, err := io.WriteString(i.Stderr, plan); err != nil {
-		return err
-	}
-	return i.confirm(ctx, question, otherwise, f.yes)
-}
-
-// mustBeInForce returns an error if revoked certificates are not refused.
-func (i *invocation) mustBeInForce(ctx context.Context, a *access) error {
-	if f := a.readInForce(ctx, i.now); !f.isTrue() {
-		return &failure{codeNotInForce, "kubectl attest check says what can be done", fmt.Errorf("it is recorded, and not in force: the condition %s is %s", telemetry.ConditionRevocation, f)}
-	}
-	return nil
+	return at, nil
 }

@@ -345,18 +345,21 @@ func change[T client.Object](t *testing.T, c client.Client, object T, name strin
 	}
 }
 
-// revokes marks all certificates of a record.
-func revokes(t *testing.T, a *access, node string) {
-	change(t, a.records, &v1alpha1.NodeAttestation{}, node, func(r *v1alpha1.NodeAttestation) {
-		for i := range r.Status.Certificates {
-			r.Status.Certificates[i].Revoked = true
+// revokes plays the controller's part: it puts certificates of a node on a list.
+func revokes(t *testing.T, a *access, node string, certificates ...int) {
+	change(t, a.records, &v1alpha1.RevocationSlice{}, "c-1", func(l *v1alpha1.RevocationSlice) {
+		for _, n := range certificates {
+			l.Spec.Certificates = append(l.Spec.Certificates, v1alpha1.RevokedCertificate{SHA256: sumOf(n), NotAfter: before(-time.Hour), NodeName: node})
 		}
 	})
 }
 
-func renews(t *testing.T, a *access, node string, n int) {
-	change(t, a.records, &v1alpha1.NodeAttestation{}, node, func(r *v1alpha1.NodeAttestation) {
-		r.Status.Certificates = append(r.Status.Certificates, issued(n, -time.Minute))
+// reports plays the controller's part: after the lists it writes the status of the revocation. The
+// names are of the nodes that wait, at most 16 of them.
+func reports(t *testing.T, a *access, nodes, renewed int, complete metav1.ConditionStatus, names ...string) {
+	change(t, a.records, &v1alpha1.NodeRevocation{}, created(t, a).Name, func(r *v1alpha1.NodeRevocation) {
+		r.Status.Nodes, r.Status.Renewed, r.Status.Waiting = int32(nodes), int32(renewed), names[:min(len(names), 16)]
+		meta.SetStatusCondition(&r.Status.Conditions, metav1.Condition{Type: v1alpha1.ConditionComplete, Status: complete, Reason: "R"})
 	})
 }
 
@@ -393,16 +396,22 @@ func TestRevokeWaits(t *testing.T) {
 	bubble(t, revocable(), func(t *testing.T, a *access) script {
 		return script{
 			time.Second: func(context.Context) {
-				revokes(t, a, "worker-1")
+				revokes(t, a, "worker-1", 1, 2)
 				isReadyAs(t, a, "worker-1", corev1.ConditionFalse)
 			},
-			20 * time.Second: func(context.Context) { renews(t, a, "worker-1", 11) },
-			40 * time.Second: func(context.Context) { revokes(t, a, "worker-3") },
+			20 * time.Second: func(context.Context) {
+				revokes(t, a, "worker-3", 5)
+				reports(t, a, 2, 0, metav1.ConditionFalse, "worker-1", "worker-3")
+			},
+			// Ready, and without a newer certificate: its Node is not up to date
+			30 * time.Second: func(context.Context) { isReadyAs(t, a, "worker-1", corev1.ConditionTrue) },
+			35 * time.Second: func(context.Context) { isReadyAs(t, a, "worker-1", corev1.ConditionFalse) },
+			40 * time.Second: func(context.Context) { reports(t, a, 2, 1, metav1.ConditionFalse, "worker-3") },
 			60 * time.Second: func(context.Context) { isReadyAs(t, a, "worker-1", corev1.ConditionTrue) },
 		}
 	}, func(t *testing.T, _ *access, r result, took time.Duration) {
 		r.want(t, 0, "waiting for the revocation, and for 1 node to come back", "0 of 3 certificates revoked, 0 of 1 nodes back; waiting for 2: worker-1, worker-3",
-			"2 of 3 certificates revoked, 0 of 1 nodes back", "3 of 3 certificates revoked, 0 of 1 nodes back; waiting for 1: worker-1", "3 certificates revoked, 1 node back after 1m")
+			"2 of 3 certificates revoked, 0 of 1 nodes back; waiting for 2: worker-1, worker-3", "3 of 3 certificates revoked, 0 of 1 nodes back; waiting for 1: worker-1", "3 certificates revoked, 1 node back after 1m")
 		if took < time.Minute || took > time.Minute+lastPoll {
 			t.Errorf("it took %v", took)
 		}
@@ -414,36 +423,50 @@ func TestRevokeWaits(t *testing.T) {
 
 // With a rotation a node is back once the old certificate is revoked, too, though it stays Ready.
 func TestRotateWaits(t *testing.T) {
+	// The controller decides which certificate is newer. Being revoked does not make a node back.
+	for name, steps := range map[string]func(t *testing.T, a *access) script{
+		"renewed, then revoked": func(t *testing.T, a *access) script {
+			return script{
+				time.Second:      func(context.Context) { reports(t, a, 1, 0, metav1.ConditionFalse, "worker-2") },
+				10 * time.Minute: func(context.Context) { reports(t, a, 1, 1, metav1.ConditionFalse) },
+				12 * time.Minute: func(context.Context) {
+					revokes(t, a, "worker-2", 3)
+					reports(t, a, 1, 1, metav1.ConditionTrue)
+				},
+			}
+		},
+		"revoked, then renewed": func(t *testing.T, a *access) script {
+			return script{
+				time.Minute: func(context.Context) {
+					revokes(t, a, "worker-2", 3)
+					reports(t, a, 1, 0, metav1.ConditionFalse, "worker-2")
+				},
+				12 * time.Minute: func(context.Context) { reports(t, a, 1, 1, metav1.ConditionTrue) },
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, revocable(), steps, func(t *testing.T, _ *access, r result, took time.Duration) {
+				r.want(t, 0, "1 certificate revoked, 1 node back after 12m")
+				if took < 12*time.Minute || took > 13*time.Minute {
+					t.Errorf("it took %v", took)
+				}
+			}, "rotate", "worker-2", "--reason=r", "--yes")
+		})
+	}
+	// A node that was away before keeps the revocation from being complete, and the command does
+	// not wait for it. It waits until the old certificate of the other one is revoked.
 	bubble(t, revocable(), func(t *testing.T, a *access) script {
 		return script{
-			10 * time.Minute: func(context.Context) { renews(t, a, "worker-2", 12) },
-			12 * time.Minute: func(context.Context) {
-				change(t, a.records, &v1alpha1.NodeAttestation{}, "worker-2", func(r *v1alpha1.NodeAttestation) { r.Status.Certificates[0].Revoked = true })
-			},
+			10 * time.Minute: func(context.Context) { reports(t, a, 2, 1, metav1.ConditionFalse, "worker-3") },
+			12 * time.Minute: func(context.Context) { revokes(t, a, "worker-2", 3) },
 		}
 	}, func(t *testing.T, _ *access, r result, took time.Duration) {
-		r.want(t, 0, "1 certificate revoked, 1 node back after 12m")
+		r.want(t, 0, "0 of 2 certificates revoked, 0 of 1 nodes back; waiting for 1: worker-2", "1 certificate revoked, 1 node back after 12m")
 		if took < 12*time.Minute || took > 13*time.Minute {
 			t.Errorf("it took %v", took)
 		}
-	}, "rotate", "worker-2", "--reason=r", "--yes")
-	// A certificate that was requested before, and recorded afterwards, is not the new one.
-	bubble(t, revocable(), func(t *testing.T, a *access) script {
-		return script{
-			time.Minute: func(context.Context) {
-				change(t, a.records, &v1alpha1.NodeAttestation{}, "worker-2", func(r *v1alpha1.NodeAttestation) {
-					r.Status.Certificates[0].Revoked = true
-					r.Status.Certificates = append(r.Status.Certificates, issued(13, time.Minute))
-				})
-			},
-			12 * time.Minute: func(context.Context) { renews(t, a, "worker-2", 12) },
-		}
-	}, func(t *testing.T, _ *access, r result, took time.Duration) {
-		r.want(t, 0, "1 certificate revoked, 1 node back after 12m")
-		if took < 12*time.Minute || took > 13*time.Minute {
-			t.Errorf("it took %v", took)
-		}
-	}, "rotate", "worker-2", "--reason=r", "--yes")
+	}, "rotate", "worker-2", "worker-3", "--reason=r", "--yes")
 }
 
 // What ends a wait early says how far it has come, and that the revocation goes on.
@@ -488,26 +511,20 @@ func TestRevokeStopsWaiting(t *testing.T) {
 // A certificate whose record is deleted is revoked if a list has it. Otherwise the command says
 // that it is not.
 func TestRevokeWithoutRecord(t *testing.T) {
-	removed := func(t *testing.T, a *access, listed bool) script {
+	removed := func(t *testing.T, a *access, listed ...int) script {
 		return script{10 * time.Second: func(ctx context.Context) {
-			r := &v1alpha1.NodeAttestation{}
-			if err := a.records.Get(ctx, client.ObjectKey{Namespace: a.namespace, Name: "worker-2"}, r); err != nil {
-				t.Fatal(err)
-			}
-			if c := r.Status.Certificates[0]; listed {
-				change(t, a.records, &v1alpha1.RevocationSlice{}, listOf(1).Name, func(l *v1alpha1.RevocationSlice) {
-					l.Spec.Certificates = append(l.Spec.Certificates, v1alpha1.RevokedCertificate{SHA256: c.SHA256, NotAfter: c.NotAfter, NodeName: "worker-2"})
-				})
-			}
+			r := &v1alpha1.NodeAttestation{ObjectMeta: metav1.ObjectMeta{Namespace: a.namespace, Name: "worker-2"}}
 			if err := a.records.Delete(ctx, r); err != nil {
-				t.Fatal(err)
+				t.Error(err)
 			}
+			revokes(t, a, "worker-2", listed...)
+			reports(t, a, 0, 0, metav1.ConditionTrue) // the controller does not know the node
 		}}
 	}
-	bubble(t, revocable(), func(t *testing.T, a *access) script { return removed(t, a, false) }, func(t *testing.T, _ *access, r result, _ time.Duration) {
+	bubble(t, revocable(), func(t *testing.T, a *access) script { return removed(t, a) }, func(t *testing.T, _ *access, r result, _ time.Duration) {
 		r.want(t, codeNotInForce, "0 certificates revoked, 0 nodes back", "NOT revoked: 1 certificate, whose records were deleted meanwhile; nodes: 1: worker-2", "hint: once these nodes have records again")
 	}, "revoke", "worker-2", "--reason=r", "--yes")
-	bubble(t, revocable(), func(t *testing.T, a *access) script { return removed(t, a, true) }, func(t *testing.T, _ *access, r result, _ time.Duration) {
+	bubble(t, revocable(), func(t *testing.T, a *access) script { return removed(t, a, 3) }, func(t *testing.T, _ *access, r result, _ time.Duration) {
 		r.want(t, 0, "1 certificate revoked, 0 nodes back")
 	}, "revoke", "worker-2", "--reason=r", "--yes")
 }
@@ -528,8 +545,8 @@ func TestWaitSurvivesErrors(t *testing.T) {
 				a := newAccess(t, revocable()...)
 				inner := a.records
 				act(t, a, script{
-					time.Second:      func(context.Context) { revokes(t, a, "worker-2") },
-					20 * time.Second: func(context.Context) { renews(t, a, "worker-2", 12) },
+					time.Second:      func(context.Context) { revokes(t, a, "worker-2", 3) },
+					20 * time.Second: func(context.Context) { reports(t, a, 1, 1, metav1.ConditionTrue) },
 				})
 				broken := *a
 				broken.records = interceptor.NewClient(inner.(client.WithWatch), interceptor.Funcs{
@@ -547,24 +564,53 @@ func TestWaitSurvivesErrors(t *testing.T) {
 	}
 }
 
-// More nodes than are read one by one.
+// More nodes than are read one by one, and than the status names.
 func TestRevokeManyNodes(t *testing.T) {
-	objects := []client.Object{forced(corev1.ConditionTrue)}
+	objects := []client.Object{forced(corev1.ConditionTrue), listOf(1)}
+	var names, away []string
 	for i := range manyNodes + 30 {
 		name := fmt.Sprintf("worker-%02d", i)
+		names = append(names, name)
 		objects = append(objects, attested(name, 1, issued(i, time.Hour)), readyNode(name))
 	}
+	for i := range 20 {
+		name := fmt.Sprintf("away-%02d", i)
+		away = append(away, name)
+		objects = append(objects, attested(name, 2, issued(100+i, time.Hour)))
+	}
+	bubble(t, objects, func(t *testing.T, a *access) script {
+		return script{
+			20 * time.Second: func(context.Context) {
+				for i, name := range names {
+					revokes(t, a, name, i)
+				}
+				for i, name := range away {
+					revokes(t, a, name, 100+i)
+				}
+				reports(t, a, 70, 0, metav1.ConditionFalse, append(slices.Clone(away), names...)...)
+			},
+			40 * time.Second: func(context.Context) {
+				reports(t, a, 70, 48, metav1.ConditionFalse, append(slices.Clone(away), names[48:]...)...)
+			},
+			60 * time.Second: func(context.Context) { reports(t, a, 70, 50, metav1.ConditionFalse, away...) },
+		}
+	}, func(t *testing.T, _ *access, r result, took time.Duration) {
+		r.want(t, 0, "0 of 70 certificates revoked, 0 of 50 nodes back; waiting for 70: away-00", "and 50 more",
+			"70 of 70 certificates revoked, 0 of 50 nodes back; waiting for 50 nodes", "48 of 50 nodes back; waiting for 2 nodes", "70 certificates revoked, 50 nodes back")
+		if took < time.Minute || took > time.Minute+lastPollMany {
+			t.Errorf("it took %v", took)
+		}
+	}, "revoke", "--all", "--reason=r", "--yes")
 	bubble(t, objects, func(t *testing.T, a *access) script {
 		return script{time.Second: func(context.Context) {
-			for i := range manyNodes + 30 {
-				name := fmt.Sprintf("worker-%02d", i)
-				revokes(t, a, name)
-				renews(t, a, name, 1000+i)
+			for i, name := range names {
+				revokes(t, a, name, i)
 			}
+			reports(t, a, 50, 25, metav1.ConditionFalse, names[25:]...)
 		}}
 	}, func(t *testing.T, _ *access, r result, _ time.Duration) {
-		r.want(t, 0, "waiting for 50: worker-00", "worker-19 and 30 more", "50 certificates revoked, 50 nodes back")
-	}, "revoke", "--all", "--reason=r", "--yes")
+		r.want(t, codeTimeout, "25 of 50 nodes are back, waiting for 16: worker-25", "worker-40 and 9 more")
+	}, append(append([]string{"revoke"}, names...), "--reason=r", "--yes", "--timeout=1m")...)
 }
 
 // A node that reports no certificate may not come back soon.
@@ -797,13 +843,15 @@ func TestEvictionDeletesWhatItRead(t *testing.T) {
 			return c.Delete(ctx, object, options...)
 		},
 	})
-	plan, err := a.planEviction(t.Context(), "n")
+	e, err := a.readEviction(t.Context(), "n")
 	if err != nil {
 		t.Fatal(err)
 	}
 	synctest.Test(t, func(t *testing.T) {
 		i := &invocation{Process: Process{Stdout: &bytes.Buffer{}, Stderr: &bytes.Buffer{}}}
-		if err := i.evict(t.Context(), a, plan, time.Minute); err != nil {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := i.await(ctx, e.stage(i, a).wait); err != nil {
 			t.Error(err)
 		}
 	})

@@ -114,9 +114,6 @@ RehearsalPassed, or why it would be denied. Kubernetes deletes a rehearsal after
 		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: i.completeNode,
 		RunE: func(c *cobra.Command, args []string) error {
-			if err := format.check(); err != nil {
-				return err
-			}
 			if watch && format.format != "" && format.format != formatWide {
 				return usage(fmt.Errorf("--watch prints a table: --output may be %s", formatWide))
 			}
@@ -155,7 +152,7 @@ func (i *invocation) watchStatus(ctx context.Context, a *access, node string, se
 		return usage(fmt.Errorf("--selector: %w", err))
 	}
 	printed, head := map[string]bool{}, true
-	err := i.poll(ctx, 0, lastPoll, func(ctx context.Context) (bool, string, error) {
+	err := i.poll(ctx, lastPoll, func(ctx context.Context) (bool, string, error) {
 		i.now = i.clock()
 		status, err := a.status(ctx, node, selector, i.now)
 		switch {

@@ -32,9 +32,9 @@ var fingerprintPattern = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
 // suspendFlags are those of suspend and resume.
 type suspendFlags struct {
-	revokeFlags
-	record, ek string
-	evict      bool
+	changeFlags
+	reason, record, ek string
+	evict              bool
 }
 
 func (i *invocation) suspendCommand() *cobra.Command {
@@ -60,11 +60,11 @@ If the record is gone, name the fingerprint of the EK with --ek.`,
 			return i.suspend(c.Context(), strings.Join(nodes, ""), f)
 		},
 	}
-	c.Flags().StringVar(&f.reason, "reason", "", "why; for the records, Events and the decision log")
+	addReason(c, &f.reason)
 	c.Flags().StringVar(&f.record, "record", "", "name of the record, if several have the node's name")
 	c.Flags().StringVar(&f.ek, "ek", "", "fingerprint of the endorsement key, where no record is left")
 	c.Flags().BoolVar(&f.evict, "evict", false, "then force-delete the node's pods, and delete the Node")
-	f.addCommon(c, suspendTimeout)
+	f.add(c, suspendTimeout)
 	return c
 }
 
@@ -84,7 +84,7 @@ The suspension is found by the EK in the node's record, by the node's name at th
 		RunE:              func(c *cobra.Command, nodes []string) error { return i.resume(c.Context(), strings.Join(nodes, ""), f) },
 	}
 	c.Flags().StringVar(&f.ek, "ek", "", "fingerprint of the endorsement key")
-	f.addCommon(c, suspendTimeout)
+	f.add(c, suspendTimeout)
 	return c
 }
 
@@ -100,55 +100,106 @@ func (f *suspendFlags) check(node string) error {
 		return usage(errors.New("--ek and --record exclude each other"))
 	case f.evict && node == "":
 		return usage(errors.New("--evict needs the node's name"))
-	case f.timeout < 0:
-		return usage(errors.New("--timeout must not be negative"))
-	case f.evict && !f.waitFor:
+	case f.evict && !f.wait:
 		return usage(errors.New("--evict waits until the suspension is in force: it does not go with --wait=false"))
 	}
 	return nil
 }
 
-// suspensionPlan is what suspend or resume is about to do.
-type suspensionPlan struct {
-	object *v1alpha1.NodeSuspension
-	// existing is the suspension that is there, nil if there is none.
-	existing *v1alpha1.NodeSuspension
-	machine  string
+// machine is the machine that a command suspends or resumes.
+type machine struct {
+	// ek is the fingerprint of its endorsement key. name is empty if no record has the key.
+	ek, name string
 	// records are those of the endorsement key, in all clusters of the namespace.
 	records []v1alpha1.NodeAttestation
-	// certificates has, by fingerprint, the ends of the certificates that have not expired. more is
-	// how many of their nodes are on no list with a policy yet. end is the end of the last one.
+	// certificates has, by fingerprint, the ends of the certificates that have not expired.
+	// unlisted is how many of their nodes are on no list with a policy yet. lastEnd is the end of
+	// the last certificate.
 	certificates map[string]time.Time
-	more         int
-	end          time.Time
+	unlisted     int
+	lastEnd      time.Time
 	lists        *Lists
-	inForce      InForce
-	eviction     *eviction
 }
 
-func (p *suspensionPlan) ek() string { return p.object.Spec.EK }
-
-// recordOf returns the record of a node, nil if there is none.
-func (a *access) recordOf(ctx context.Context, node, record string) (*v1alpha1.NodeAttestation, error) {
-	if node == "" {
-		return nil, nil
-	}
-	records, err := a.readRecords(ctx, client.MatchingFields{v1alpha1.FieldNodeName: node})
+// readMachine reads the records and certificates of an endorsement key.
+func (a *access) readMachine(ctx context.Context, ek string, now time.Time) (*machine, error) {
+	records, err := a.readRecords(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return oneRecord(records, node, record)
+	m := &machine{ek: ek, certificates: map[string]time.Time{}}
+	if m.lists, err = a.listsOf(ctx, records); err != nil {
+		return nil, err
+	}
+	unlisted := map[string]bool{}
+	add := func(node, sum string, end time.Time) {
+		if _, known := m.certificates[sum]; known || !now.Before(end) {
+			return
+		}
+		m.certificates[sum] = end
+		if !m.lists.refused[node] {
+			unlisted[node] = true
+		}
+		if m.lastEnd.Before(end) {
+			m.lastEnd = end
+		}
+	}
+	for k := range records {
+		r := &records[k]
+		if !hasEK(r, ek) {
+			continue
+		}
+		m.records, m.name = append(m.records, *r), r.Spec.Machine.Name
+		for _, c := range r.Status.Certificates {
+			if !c.FormerEK {
+				add(r.Spec.NodeName, c.SHA256, c.NotAfter.Time)
+			}
+		}
+	}
+	for sum, c := range m.lists.entries {
+		if c.EK == ek {
+			add(c.NodeName, sum, c.NotAfter.Time)
+		}
+	}
+	m.unlisted = len(unlisted)
+	return m, nil
 }
 
-// planSuspension reads the machines to suspend.
-func (i *invocation) planSuspension(ctx context.Context, a *access, node string, f *suspendFlags) (*suspensionPlan, error) {
+func hasEK(r *v1alpha1.NodeAttestation, ek string) bool {
+	return r.Spec.EK != nil && r.Spec.EK.Fingerprint == ek
+}
+
+// listsOf reads the lists of the records' clusters. Usually that is one.
+func (a *access) listsOf(ctx context.Context, records []v1alpha1.NodeAttestation) (*Lists, error) {
+	cluster, err := a.clusterOf(records)
+	if err != nil {
+		cluster = "" // no record is left, or several clusters share a namespace
+	}
+	return a.readLists(ctx, cluster)
+}
+
+// suspend carries out the command.
+func (i *invocation) suspend(ctx context.Context, node string, f *suspendFlags) error {
+	if err := f.check(node); err != nil {
+		return err
+	}
+	if err := checkReason(f.reason); err != nil {
+		return err
+	}
+	return i.change(ctx, &f.changeFlags, func(ctx context.Context, a *access) (*plan, error) { return i.planSuspension(ctx, a, node, f) })
+}
+
+// planSuspension finds the machine, and says what is denied, refused and evicted.
+func (i *invocation) planSuspension(ctx context.Context, a *access, node string, f *suspendFlags) (*plan, error) {
 	suspensions, err := a.readSuspensions(ctx)
 	if err != nil {
 		return nil, err
 	}
-	record, err := a.recordOf(ctx, node, f.record)
-	if err != nil {
-		return nil, err
+	var record *v1alpha1.NodeAttestation
+	if node != "" {
+		if record, err = a.recordOf(ctx, node, f.record); err != nil {
+			return nil, err
+		}
 	}
 	ek, own := f.ek, ""
 	if record != nil && record.Spec.EK != nil {
@@ -165,199 +216,89 @@ func (i *invocation) planSuspension(ctx context.Context, a *access, node string,
 	default:
 		ek = own
 	}
-	p := &suspensionPlan{existing: suspensions[ek], object: &v1alpha1.NodeSuspension{
-		ObjectMeta: a.objectMeta(), Spec: v1alpha1.NodeSuspensionSpec{EK: ek, NodeName: node, Reason: f.reason},
-	}}
-	p.object.Name = "ek-" + ek
-	if err := i.fillSuspension(ctx, a, p); err != nil {
+	m, err := a.readMachine(ctx, ek, i.now)
+	if err != nil {
 		return nil, err
 	}
+	object := &v1alpha1.NodeSuspension{ObjectMeta: a.objectMeta(), Spec: v1alpha1.NodeSuspensionSpec{EK: ek, NodeName: node, Reason: f.reason}}
+	object.Name = "ek-" + ek
 	// for people, and for the policy about tokens of its pods
-	if node == "" && len(p.records) == 1 {
-		p.object.Spec.NodeName = p.records[0].Spec.NodeName
+	if node == "" && len(m.records) == 1 {
+		object.Spec.NodeName = m.records[0].Spec.NodeName
 	}
-	if f.evict {
-		if p.eviction, err = a.planEviction(ctx, node); err != nil {
-			return nil, err
-		}
+	begin := stage{wait: m.untilSuspended(i, a, object), mustBeInForce: true}
+	existing := suspensions[ek]
+	if existing == nil {
+		begin.writes = []write{creation(a.records, "NodeSuspension", object)}
 	}
-	p.inForce = a.readInForce(ctx, i.now)
-	return p, nil
-}
-
-// fillSuspension reads the records and certificates of the endorsement key.
-func (i *invocation) fillSuspension(ctx context.Context, a *access, p *suspensionPlan) error {
-	records, err := a.readRecords(ctx)
-	if err != nil {
-		return err
+	p := &plan{question: "Suspend the machine?", otherwise: "nothing was changed", waitOnly: existing != nil, stages: []stage{begin}}
+	out, name := &p.text, "with endorsement key "+ek
+	if m.name != "" {
+		name = m.name + " " + name
 	}
-	if p.lists, err = a.listsOf(ctx, records); err != nil {
-		return err
-	}
-	p.certificates = map[string]time.Time{}
-	unlisted := map[string]bool{}
-	add := func(node, sum string, end time.Time) {
-		if _, known := p.certificates[sum]; known || !i.now.Before(end) {
-			return
-		}
-		p.certificates[sum] = end
-		if !p.lists.refused[node] {
-			unlisted[node] = true
-		}
-		if p.end.Before(end) {
-			p.end = end
-		}
-	}
-	for k := range records {
-		r := &records[k]
-		if r.Spec.EK == nil || r.Spec.EK.Fingerprint != p.ek() {
-			continue
-		}
-		p.records, p.machine = append(p.records, *r), r.Spec.Machine.Name
-		for _, c := range r.Status.Certificates {
-			if !c.FormerEK {
-				add(r.Spec.NodeName, c.SHA256, c.NotAfter.Time)
-			}
-		}
-	}
-	for sum, c := range p.lists.entries {
-		if c.EK == p.ek() {
-			add(c.NodeName, sum, c.NotAfter.Time)
-		}
-	}
-	p.more = len(unlisted)
-	return nil
-}
-
-// listsOf reads the lists of the records' clusters. Usually that is one.
-func (a *access) listsOf(ctx context.Context, records []v1alpha1.NodeAttestation) (*Lists, error) {
-	cluster, err := a.clusterOf(records)
-	if err != nil {
-		cluster = "" // no record is left, or several clusters share a namespace
-	}
-	return a.readLists(ctx, cluster)
-}
-
-// text describes the planned changes.
-func (p *suspensionPlan) text() string {
-	out := &planText{}
-	machine := "with endorsement key " + p.ek()
-	if p.machine != "" {
-		machine = p.machine + " " + machine
-	}
-	out.line("Suspend machine %s, reason %q:", machine, prose(p.object.Spec.Reason))
-	out.addInForce(p.inForce)
-	if p.existing != nil {
-		out.item("it is suspended already, since %s, reason %q: that stays as it is", stamp(p.existing.CreationTimestamp.Time), prose(p.existing.Spec.Reason))
+	out.line("Suspend machine %s, reason %q:", name, prose(f.reason))
+	out.addInForce(a.readInForce(ctx, i.now))
+	if existing != nil {
+		out.item("it is suspended already, since %s, reason %q: that stays as it is", stamp(existing.CreationTimestamp.Time), prose(existing.Spec.Reason))
 	}
 	out.item("the controller denies all its requests until kubectl attest resume, under each node name, whatever happens to its records")
-	if len(p.records) == 0 {
+	if len(m.records) == 0 {
 		out.item("no record has this endorsement key")
 	}
-	for _, r := range p.records[:min(len(p.records), text.MaxNames)] {
+	for _, r := range m.records[:min(len(m.records), text.MaxNames)] {
 		out.item("record %s/%s, node %s", r.Namespace, r.Name, r.Spec.NodeName)
 	}
-	if len(p.certificates) > 0 {
-		out.item("API servers refuse all writes with its certificates (%d); the last one ends at %s and stays on its list until then", len(p.certificates), stamp(p.end))
-		out.addLists(p.lists, p.more)
+	if len(m.certificates) > 0 {
+		out.item("API servers refuse all writes with its certificates (%d); the last one ends at %s and stays on its list until then", len(m.certificates), stamp(m.lastEnd))
+		out.addLists(m.lists, m.unlisted)
 	} else {
 		out.item("no certificate of it is known that has not ended")
 	}
 	out.item("its node becomes NotReady, and stays NotReady until you resume the machine")
 	out.addLimits()
-	if p.eviction == nil {
-		out.item("it may still read the Secrets, ConfigMaps and volumes of the pods that are bound to it: --evict ends that")
-	} else {
-		p.eviction.describe(out)
-	}
-	return out.String()
-}
-
-// suspend carries out the command.
-func (i *invocation) suspend(ctx context.Context, node string, f *suspendFlags) error {
-	if err := f.check(node); err != nil {
-		return err
-	}
-	if err := checkReason(f.reason); err != nil {
-		return err
-	}
-	a, err := i.open(ctx)
-	if err != nil {
-		return err
-	}
-	p, err := i.planSuspension(ctx, a, node, f)
-	if err != nil {
-		return err
-	}
-	question := "Suspend the machine?"
-	if f.evict {
-		question = sprintf("Suspend the machine, and evict node %s?", node)
-	}
-	f.yes = f.yes || p.existing != nil && !f.evict // then the command only waits
-	if err := i.showPlan(ctx, p.text(), question, "nothing was changed", &f.revokeFlags); err != nil || f.dryRun {
-		return err
-	}
-	if p.existing == nil {
-		if err := reached(a.records.Create(ctx, p.object)); err != nil {
-			return err
-		}
-		if err := i.printf("NodeSuspension %s created", p.object.Name); err != nil {
-			return err
-		}
-	}
-	begin := time.Now()
-	if f.waitFor {
-		if err := i.awaitSuspension(ctx, a, p, f.timeout); err != nil {
-			return err
-		}
-	}
-	if err := i.mustBeInForce(ctx, a); err != nil {
-		return err
-	}
 	if !f.evict {
-		return nil
+		out.item("it may still read the Secrets, ConfigMaps and volumes of the pods that are bound to it: --evict ends that")
+		return p, nil
 	}
-	left := f.timeout
-	if f.timeout > 0 {
-		left = max(time.Second, f.timeout-time.Since(begin))
+	e, err := a.readEviction(ctx, node)
+	if err != nil {
+		return nil, err
 	}
-	return i.evict(ctx, a, p.eviction, left)
+	e.describe(out)
+	p.question, p.waitOnly = sprintf("Suspend the machine, and evict node %s?", node), false
+	p.stages = append(p.stages, e.stage(i, a))
+	return p, nil
 }
 
-// awaitSuspension waits until the API servers refuse the machine's certificates.
-func (i *invocation) awaitSuspension(ctx context.Context, a *access, p *suspensionPlan, timeout time.Duration) error {
-	err := i.poll(ctx, timeout, lastPoll, func(ctx context.Context) (bool, string, error) {
-		object := &v1alpha1.NodeSuspension{}
-		if err := a.records.Get(ctx, client.ObjectKeyFromObject(p.object), object); apierrors.IsNotFound(err) {
-			return false, "", stop{&failure{codeNotFound, "", fmt.Errorf("the NodeSuspension %s was deleted", p.object.Name)}}
-		} else if err != nil {
-			return false, "", reached(err)
-		}
-		open, err := a.notSuspended(ctx, p, i.clock())
-		if err != nil {
-			return false, "", err
-		}
-		if len(open) > 0 {
+// untilSuspended waits until the API servers refuse the machine's certificates.
+func (m *machine) untilSuspended(i *invocation, a *access, object *v1alpha1.NodeSuspension) *wait {
+	return &wait{
+		look: func(ctx context.Context) (bool, string, error) {
+			if err := a.records.Get(ctx, client.ObjectKeyFromObject(object), &v1alpha1.NodeSuspension{}); apierrors.IsNotFound(err) {
+				return false, "", stop{&failure{codeNotFound, "", fmt.Errorf("the NodeSuspension %s was deleted", object.Name)}}
+			} else if err != nil {
+				return false, "", reached(err)
+			}
+			open, err := m.notSuspended(ctx, a, i.clock())
+			if err != nil || len(open) == 0 {
+				return err == nil, "", err
+			}
 			return false, "waiting until the suspension is in force: " + text.Names(open), nil
-		}
-		return true, "", nil
-	})
-	if errors.Is(err, errWaitEnded) {
-		return waitEnded(ctx, timeout, "is the controller running? kubectl attest check", "the suspension is recorded, and it is not known to be in force; nothing was evicted")
-	} else if err != nil {
-		return err
+		},
+		settle: settleTime,
+		finish: func(time.Duration) error {
+			return i.printf("%s of the machine suspended", text.Count(len(m.certificates), "certificate"))
+		},
+		ended: func() string {
+			return "the suspension is recorded, and it is not known to be in force; nothing was evicted"
+		},
+		hint: "is the controller running? kubectl attest check",
 	}
-	select {
-	case <-ctx.Done():
-		return waitEnded(ctx, timeout, "", "the suspension stays")
-	case <-time.After(settleTime):
-	}
-	return i.printf("%s of the machine suspended", text.Count(len(p.certificates), "certificate"))
 }
 
 // notSuspended returns what the controller has not done yet: records without the condition, and
 // certificates of the machine that no list has as suspended.
-func (a *access) notSuspended(ctx context.Context, p *suspensionPlan, now time.Time) (open []string, err error) {
+func (m *machine) notSuspended(ctx context.Context, a *access, now time.Time) (open []string, err error) {
 	records, err := a.readRecords(ctx)
 	if err != nil {
 		return nil, err
@@ -366,78 +307,22 @@ func (a *access) notSuspended(ctx context.Context, p *suspensionPlan, now time.T
 	if err != nil {
 		return nil, err
 	}
-	for i := range records {
-		r := &records[i]
-		if r.Spec.EK != nil && r.Spec.EK.Fingerprint == p.ek() && !meta.IsStatusConditionTrue(r.Status.Conditions, v1alpha1.ConditionSuspended) {
+	for k := range records {
+		if r := &records[k]; hasEK(r, m.ek) && !isSuspended(r) {
 			open = append(open, "record "+r.Name)
 		}
 	}
-	for _, sum := range slices.Sorted(maps.Keys(p.certificates)) {
-		if entry, listed := lists.entries[sum]; now.Before(p.certificates[sum]) && (!listed || !entry.Suspended) {
+	for _, sum := range slices.Sorted(maps.Keys(m.certificates)) {
+		if entry, listed := lists.entries[sum]; now.Before(m.certificates[sum]) && (!listed || !entry.Suspended) {
 			open = append(open, "certificate "+short(sum))
 		}
 	}
 	return open, nil
 }
 
-// planResumption finds the suspension that is to end.
-func (i *invocation) planResumption(ctx context.Context, a *access, node string, f *suspendFlags) (*suspensionPlan, error) {
-	suspensions, err := a.readSuspensions(ctx)
-	if err != nil {
-		return nil, err
-	}
-	found := map[string]*v1alpha1.NodeSuspension{}
-	if f.ek != "" {
-		if s := suspensions[f.ek]; s != nil {
-			found[f.ek] = s
-		}
-	} else {
-		records, err := a.readRecords(ctx, client.MatchingFields{v1alpha1.FieldNodeName: node})
-		if err != nil {
-			return nil, err
-		}
-		for k := range records {
-			if ek := records[k].Spec.EK; ek != nil && suspensions[ek.Fingerprint] != nil {
-				found[ek.Fingerprint] = suspensions[ek.Fingerprint]
-			}
-		}
-		for ek, s := range suspensions {
-			if s.Spec.NodeName == node {
-				found[ek] = s
-			}
-		}
-	}
-	var eks []string
-	p := &suspensionPlan{}
-	for ek, s := range found {
-		eks, p.existing, p.object = append(eks, ek), s, s
-	}
-	slices.Sort(eks)
-	switch {
-	case len(eks) == 0:
-		return nil, &failure{codeNotFound, "kubectl attest revocations lists all suspensions", errors.New("no suspension is found")}
-	case len(eks) > 1:
-		return nil, usage(fmt.Errorf("several suspensions are of node %q: name one of them with --ek: %s", node, text.Names(eks)))
-	}
-	return p, i.fillSuspension(ctx, a, p)
-}
-
-// resumptionText describes the planned changes, and what the machine needs.
-func (p *suspensionPlan) resumptionText() string {
-	out := &planText{}
-	out.line("Resume the machine with endorsement key %s:", p.ek())
-	out.item("it is suspended since %s, reason %q", stamp(p.existing.CreationTimestamp.Time), prose(p.existing.Spec.Reason))
-	out.item("the controller decides on its requests again, by evidence")
-	switch {
-	case len(p.certificates) > 0 && len(p.records) > 0:
-		out.item("its old certificates (%d) stay revoked; until %s the machine may request a new one with them, without a bootstrap credential", len(p.certificates), stamp(p.end))
-		out.item("if it has lost them, it needs a bootstrap credential")
-	case len(p.records) > 0:
-		out.item("its old certificates have ended: it needs a bootstrap credential")
-	default:
-		out.item("it has no record: it enrols as a new machine, with a bootstrap credential, once a source of machines names it and no Node has its name")
-	}
-	return out.String()
+// isSuspended reports whether the controller has applied a suspension to a record.
+func isSuspended(r *v1alpha1.NodeAttestation) bool {
+	return meta.IsStatusConditionTrue(r.Status.Conditions, v1alpha1.ConditionSuspended)
 }
 
 // resume carries out the command.
@@ -448,41 +333,93 @@ func (i *invocation) resume(ctx context.Context, node string, f *suspendFlags) e
 	if f.ek != "" && node != "" {
 		return usage(errors.New("NODE and --ek exclude each other"))
 	}
-	a, err := i.open(ctx)
+	return i.change(ctx, &f.changeFlags, func(ctx context.Context, a *access) (*plan, error) { return i.planResumption(ctx, a, node, f.ek) })
+}
+
+// planResumption finds the suspension that is to end, and says what the machine needs.
+func (i *invocation) planResumption(ctx context.Context, a *access, node, ek string) (*plan, error) {
+	s, err := a.findSuspension(ctx, node, ek)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	p, err := i.planResumption(ctx, a, node, f)
+	m, err := a.readMachine(ctx, s.Spec.EK, i.now)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if err := i.showPlan(ctx, p.resumptionText(), "Resume the machine?", "nothing was changed", &f.revokeFlags); err != nil || f.dryRun {
-		return err
+	p := &plan{
+		question: "Resume the machine?", otherwise: "nothing was changed",
+		stages: []stage{{
+			writes: []write{deletion(a.records, "NodeSuspension", s, false, "kubectl attest revocations")},
+			wait:   m.untilResumed(a),
+		}},
 	}
-	uid := p.existing.UID
-	switch err := reached(a.records.Delete(ctx, p.existing, client.Preconditions{UID: &uid})); {
-	case apierrors.IsNotFound(err):
-		return &failure{codeNotFound, "", fmt.Errorf("NodeSuspension %s is gone already", p.existing.Name)}
-	case err != nil:
-		return err
+	out := &p.text
+	out.line("Resume the machine with endorsement key %s:", m.ek)
+	out.item("it is suspended since %s, reason %q", stamp(s.CreationTimestamp.Time), prose(s.Spec.Reason))
+	out.item("the controller decides on its requests again, by evidence")
+	switch {
+	case len(m.certificates) > 0 && len(m.records) > 0:
+		out.item("its old certificates (%d) stay revoked; until %s the machine may request a new one with them, without a bootstrap credential", len(m.certificates), stamp(m.lastEnd))
+		out.item("if it has lost them, it needs a bootstrap credential")
+	case len(m.records) > 0:
+		out.item("its old certificates have ended: it needs a bootstrap credential")
+	default:
+		out.item("it has no record: it enrols as a new machine, with a bootstrap credential, once a source of machines names it and no Node has its name")
 	}
-	if err := i.printf("NodeSuspension %s deleted", p.existing.Name); err != nil || !f.waitFor {
-		return err
+	return p, nil
+}
+
+// findSuspension finds it by the endorsement key. Without one, it finds the suspension by the
+// records of the node, or by the node's name at the time of the suspension.
+func (a *access) findSuspension(ctx context.Context, node, ek string) (*v1alpha1.NodeSuspension, error) {
+	suspensions, err := a.readSuspensions(ctx)
+	if err != nil {
+		return nil, err
 	}
-	err = i.poll(ctx, f.timeout, lastPoll, func(ctx context.Context) (bool, string, error) {
-		records, err := a.readRecords(ctx)
+	eks := map[string]bool{ek: true}
+	if ek == "" {
+		records, err := a.readRecords(ctx, client.MatchingFields{v1alpha1.FieldNodeName: node})
 		if err != nil {
-			return false, "", err
+			return nil, err
 		}
 		for k := range records {
-			if r := &records[k]; r.Spec.EK != nil && r.Spec.EK.Fingerprint == p.ek() && meta.IsStatusConditionTrue(r.Status.Conditions, v1alpha1.ConditionSuspended) {
-				return false, sprintf("waiting for the controller: record %s still says Suspended", r.Name), nil
+			if own := records[k].Spec.EK; own != nil {
+				eks[own.Fingerprint] = true
 			}
 		}
-		return true, "the machine may attest again; kubectl attest describe shows when it has", nil
-	})
-	if errors.Is(err, errWaitEnded) {
-		return waitEnded(ctx, f.timeout, "is the controller running? kubectl attest check", "the suspension is deleted, and the controller has not said so in the record")
+		for _, s := range suspensions {
+			if s.Spec.NodeName == node {
+				eks[s.Spec.EK] = true
+			}
+		}
 	}
-	return err
+	maps.DeleteFunc(eks, func(ek string, _ bool) bool { return suspensions[ek] == nil })
+	found := slices.Sorted(maps.Keys(eks))
+	switch len(found) {
+	case 0:
+		return nil, &failure{codeNotFound, "kubectl attest revocations lists all suspensions", errors.New("no suspension is found")}
+	case 1:
+		return suspensions[found[0]], nil
+	}
+	return nil, usage(fmt.Errorf("several suspensions are of node %q: name one of them with --ek: %s", node, text.Names(found)))
+}
+
+// untilResumed waits until the controller has cleared the machine's records.
+func (m *machine) untilResumed(a *access) *wait {
+	return &wait{
+		look: func(ctx context.Context) (bool, string, error) {
+			records, err := a.readRecords(ctx)
+			if err != nil {
+				return false, "", err
+			}
+			for k := range records {
+				if r := &records[k]; hasEK(r, m.ek) && isSuspended(r) {
+					return false, sprintf("waiting for the controller: record %s still says Suspended", r.Name), nil
+				}
+			}
+			return true, "the machine may attest again; kubectl attest describe shows when it has", nil
+		},
+		ended: func() string { return "the suspension is deleted, and the controller has not said so in the record" },
+		hint:  "is the controller running? kubectl attest check",
+	}
 }
