@@ -3,20 +3,19 @@
 package lastgood
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/bounded"
 )
 
 // File is the last known good content of a file. While the file is invalid or missing, the last
 // good content stays in use. It is safe for concurrent use.
 type File[T any] struct {
-	// Name prefixes errors about reading. Path is the file's, and MaxSize bounds it in bytes: Parse
-	// gets one byte more at most, and refuses it.
+	// Name prefixes errors about reading. Path is the file's. A file of more than MaxSize bytes is
+	// invalid.
 	Name, Path string
 	MaxSize    int64
 	// MaxAge is how long ago the file may have been read. At 0 each call reads it.
@@ -53,7 +52,7 @@ func (f *File[T]) Problem() error { return f.value.Problem() }
 func (f *File[T]) LastRead() time.Time { return f.value.LastRead() }
 
 func (f *File[T]) refresh() {
-	content, err := f.read()
+	content, err := bounded.ReadFile(f.Path, f.MaxSize)
 	if err != nil {
 		f.value.Fail(fmt.Errorf("%s: %w", f.Name, err))
 		return
@@ -62,17 +61,4 @@ func (f *File[T]) refresh() {
 	sum := sha256.Sum256(content)
 	// Problem returns it
 	_ = f.value.Offer(string(sum[:]), func() (T, error) { return f.Parse(content) })
-}
-
-func (f *File[T]) read() ([]byte, error) {
-	file, err := os.Open(f.Path)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = file.Close() }() // it was only read
-	var content bytes.Buffer
-	if _, err := content.ReadFrom(io.LimitReader(file, f.MaxSize+1)); err != nil {
-		return nil, err
-	}
-	return content.Bytes(), nil
 }

@@ -20,10 +20,7 @@ const maxContent = 100
 type content struct{ text string }
 
 func parse(data []byte) (*content, error) {
-	switch {
-	case len(data) > maxContent:
-		return nil, errors.New("longer than allowed")
-	case !strings.HasPrefix(string(data), "good"):
+	if !strings.HasPrefix(string(data), "good") {
 		return nil, fmt.Errorf("invalid: %q", data)
 	}
 	return &content{string(data)}, nil
@@ -72,7 +69,7 @@ func TestFileIsReadAgain(t *testing.T) {
 	if has(t, f, now(), "good 1", "") != first {
 		t.Error("it was parsed again without a change")
 	}
-	for _, invalid := range []struct{ text, problem string }{{"", "invalid"}, {"bad", "bad"}, {"good" + strings.Repeat("#", maxContent), "longer"}} {
+	for _, invalid := range []struct{ text, problem string }{{"", "invalid"}, {"bad", "bad"}, {"good" + strings.Repeat("#", maxContent), "longer than 100 bytes"}} {
 		write(t, f.Path, invalid.text)
 		for range 2 {
 			if has(t, f, now(), "good 1", invalid.problem) != first {

@@ -7,12 +7,13 @@ package trustedfile
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/bounded"
 )
 
 // MaxSize bounds every file that is read, in bytes.
@@ -136,12 +137,12 @@ func readRegular(path string) ([]byte, fs.FileInfo, error) {
 	if !info.Mode().IsRegular() {
 		return nil, nil, special
 	}
-	data, err := io.ReadAll(io.LimitReader(f, MaxSize+1))
+	data, err := bounded.ReadAll(f, MaxSize)
+	if tooLong, ok := errors.AsType[*bounded.TooLongError](err); ok {
+		return nil, nil, &Error{path, "is " + tooLong.Error(), "put a smaller file there"}
+	}
 	if err != nil {
 		return nil, nil, bare(path, err)
-	}
-	if len(data) > MaxSize {
-		return nil, nil, &Error{path, fmt.Sprintf("is larger than %d bytes", MaxSize), "put a smaller file there"}
 	}
 	return data, info, nil
 }

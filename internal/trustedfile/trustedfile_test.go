@@ -117,7 +117,7 @@ func TestRead(t *testing.T) {
 		"too large": {func(t *testing.T, dir, file string) (string, string) {
 			must(t, os.Truncate(file, MaxSize+1))
 			return file, file
-		}, "larger than"},
+		}, "is longer than 1048576 bytes"},
 		"missing": {func(t *testing.T, dir, file string) (string, string) { return dir + "/none", dir + "/none" }, "no such file"},
 	} {
 		t.Run(name, func(t *testing.T) {

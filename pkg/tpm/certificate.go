@@ -9,7 +9,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/bounded"
 )
 
 const (
@@ -81,13 +82,10 @@ func inflate(data []byte) (content, rest []byte, err error) {
 	source := bytes.NewReader(data) // read byte by byte, so no byte behind the stream is lost
 	stream, err := zlib.NewReader(source)
 	if err == nil {
-		content, err = io.ReadAll(io.LimitReader(stream, maxInflated+1))
+		content, err = bounded.ReadAll(stream, maxInflated)
 	}
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, nil, fmt.Errorf("certificate: compressed, and does not inflate: %w", err)
-	case len(content) > maxInflated:
-		return nil, nil, fmt.Errorf("certificate: compressed, and more than %d bytes", maxInflated)
 	}
 	return content, data[len(data)-source.Len():], nil
 }

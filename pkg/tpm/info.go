@@ -6,12 +6,12 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"os"
 	"strings"
 
 	"github.com/google/go-tpm/tpm2"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/bounded"
 )
 
 // Info is what a TPM says about itself. Nothing vouches for it.
@@ -120,20 +120,12 @@ const maxEventLog = 512 << 10
 func EventLog() ([]byte, error) { return eventLog(eventLogPath) }
 
 func eventLog(path string) ([]byte, error) {
-	f, err := os.Open(path)
+	log, err := bounded.ReadFile(path, maxEventLog)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("event log: %w", err)
-	}
-	defer func() { _ = f.Close() }()
-	log, err := io.ReadAll(io.LimitReader(f, maxEventLog+1))
-	if err != nil {
-		return nil, fmt.Errorf("event log: %w", err)
-	}
-	if len(log) > maxEventLog {
-		return nil, fmt.Errorf("event log: more than %d bytes", maxEventLog)
 	}
 	return log, nil
 }

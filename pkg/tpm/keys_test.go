@@ -421,7 +421,7 @@ func TestCompressedCertificates(t *testing.T) {
 	}{
 		"cut":           {good[:len(good)-5], "does not inflate"},
 		"changed":       {flipped(good, len(good)-1), "does not inflate"}, // its checksum
-		"a bomb":        {deflated(t, make([]byte, 100*maxInflated)), "more than 65536 bytes"},
+		"a bomb":        {deflated(t, make([]byte, 100*maxInflated)), "longer than 65536 bytes"},
 		"twice":         {deflated(t, good), "not DER"},
 		"no DER":        {deflated(t, []byte("x")), "not DER"},
 		"a dictionary":  {append([]byte{0x78, 0xbb}, good[2:]...), "not DER"},

@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -23,6 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/bounded"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
@@ -141,7 +141,7 @@ func (i *invocation) newJudge(ctx context.Context, machines []string, keys strin
 }
 
 func readKeys(path string) (tpm.Keys, error) {
-	data, err := os.ReadFile(path)
+	data, err := bounded.ReadFile(path, maxFile)
 	if err != nil {
 		return tpm.Keys{}, err
 	}
@@ -186,17 +186,10 @@ func (j *offlineJudge) verify(ctx context.Context, files []string) error {
 const maxFile = 64 << 20
 
 func (j *offlineJudge) read(path string) ([]requestFile, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = file.Close() }() // it was only read
-	data, err := io.ReadAll(io.LimitReader(file, maxFile+1))
+	data, err := bounded.ReadFile(path, maxFile)
 	switch {
 	case err != nil:
 		return nil, err
-	case len(data) > maxFile:
-		return nil, fmt.Errorf("longer than %d bytes", maxFile)
 	case bytes.HasPrefix(data, []byte("-----BEGIN ")):
 		return []requestFile{{file: path, object: j.assume(path, data), at: j.now, assumed: true}}, nil
 	}

@@ -9,11 +9,11 @@ package config
 import (
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/bounded"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/strict"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
@@ -395,7 +395,7 @@ func Load(path string) (Config, error) {
 	if path == "" {
 		return Config{}, errors.New("configuration file: none is named")
 	}
-	data, err := os.ReadFile(path)
+	data, err := bounded.ReadFile(path, maxConfigSize)
 	if err != nil {
 		return Config{}, fmt.Errorf("configuration file: %w", err)
 	}

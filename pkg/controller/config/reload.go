@@ -3,7 +3,6 @@
 package config
 
 import (
-	"fmt"
 	"reflect"
 	"slices"
 	"time"
@@ -38,9 +37,6 @@ func (s *Settings) NewReloader(path string, log logr.Logger) *Reloader {
 		Name: "configuration file", Path: path, MaxSize: maxConfigSize,
 		Rejudge: true, // a file that it names may be missing for a moment
 		Parse: func(data []byte) (Config, error) {
-			if len(data) > maxConfigSize {
-				return Config{}, fmt.Errorf("longer than %d bytes", maxConfigSize)
-			}
 			c, err := Parse(data)
 			if err == nil {
 				_, err = New(c)

@@ -76,6 +76,9 @@ func TestReload(t *testing.T) {
 	if r.Problem() == nil || len(settings.Rules().UnattestedNodes()) > 0 {
 		t.Errorf("too long: %v, %v", r.Problem(), settings.Rules().UnattestedNodes())
 	}
+	if _, err := Load(file); err == nil || !strings.HasSuffix(err.Error(), "longer than 1048576 bytes") {
+		t.Errorf("a start reads what is too long: %v", err)
+	}
 	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
 	}

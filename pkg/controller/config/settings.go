@@ -10,7 +10,6 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -22,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/bounded"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/decisionlog"
@@ -407,12 +407,9 @@ func (s *Settings) makeValues() error {
 // readCAs reads at least one certificate in PEM. It skips text between the blocks, since people
 // write comments there. A broken block is an error.
 func readCAs(path string) ([]*x509.Certificate, error) {
-	data, err := os.ReadFile(path)
+	data, err := bounded.ReadFile(path, maxCAs)
 	if err != nil {
 		return nil, err
-	}
-	if len(data) > maxCAs {
-		return nil, fmt.Errorf("%s is longer than %d bytes", path, maxCAs)
 	}
 	var all []*x509.Certificate
 	for rest := data; ; {

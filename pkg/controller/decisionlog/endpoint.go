@@ -12,9 +12,10 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"os"
 	"strings"
 	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/bounded"
 )
 
 const (
@@ -105,7 +106,7 @@ func (e *Endpoint) authenticate(request *http.Request) error {
 	if e.config.TokenFile == "" {
 		return nil
 	}
-	data, err := readBounded(e.config.TokenFile)
+	data, err := bounded.ReadFile(e.config.TokenFile, maxCredentialFile)
 	if err != nil {
 		return fmt.Errorf("tokenFile: %w", err)
 	}
@@ -122,7 +123,7 @@ func (e *Endpoint) authenticate(request *http.Request) error {
 func (e *Endpoint) transport() (*http.Transport, error) {
 	verified := &tls.Config{MinVersion: tls.VersionTLS12}
 	if e.config.CAFile != "" {
-		data, err := readBounded(e.config.CAFile)
+		data, err := bounded.ReadFile(e.config.CAFile, maxCredentialFile)
 		if err != nil {
 			return nil, fmt.Errorf("caFile: %w", err)
 		}
@@ -132,11 +133,11 @@ func (e *Endpoint) transport() (*http.Transport, error) {
 		}
 	}
 	if e.config.CertificateFile != "" {
-		certificate, err := readBounded(e.config.CertificateFile)
+		certificate, err := bounded.ReadFile(e.config.CertificateFile, maxCredentialFile)
 		if err != nil {
 			return nil, fmt.Errorf("certificateFile: %w", err)
 		}
-		key, err := readBounded(e.config.KeyFile)
+		key, err := bounded.ReadFile(e.config.KeyFile, maxCredentialFile)
 		if err != nil {
 			return nil, fmt.Errorf("keyFile: %w", err)
 		}
@@ -147,19 +148,6 @@ func (e *Endpoint) transport() (*http.Transport, error) {
 		verified.Certificates = []tls.Certificate{pair}
 	}
 	return &http.Transport{Proxy: http.ProxyFromEnvironment, TLSClientConfig: verified, MaxResponseHeaderBytes: maxAnswer}, nil
-}
-
-func readBounded(path string) ([]byte, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = file.Close() }() // it was only read
-	data, err := io.ReadAll(io.LimitReader(file, maxCredentialFile+1))
-	if err == nil && len(data) > maxCredentialFile {
-		err = fmt.Errorf("%s is longer than %d bytes", path, maxCredentialFile)
-	}
-	return data, err
 }
 
 // Close does nothing: no connection outlives a batch.

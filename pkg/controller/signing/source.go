@@ -3,14 +3,12 @@
 package signing
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"fmt"
-	"io"
-	"os"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/bounded"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/lastgood"
 )
 
@@ -107,17 +105,5 @@ func read(path string) ([]byte, error) {
 	if path == "" {
 		return nil, &CAError{"no file is named"}
 	}
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = file.Close() }() // it was only read
-	var content bytes.Buffer
-	if _, err := content.ReadFrom(io.LimitReader(file, maxPEM+1)); err != nil {
-		return nil, err
-	}
-	if content.Len() > maxPEM {
-		return nil, &CAError{fmt.Sprintf("%s is longer than %d bytes", path, maxPEM)}
-	}
-	return content.Bytes(), nil
+	return bounded.ReadFile(path, maxPEM)
 }
