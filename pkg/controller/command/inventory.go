@@ -8,13 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/bounded"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/machineentry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/outputformat"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
@@ -213,7 +213,7 @@ func (i *invocation) goodInventory(files []string) (*inventory.Inventory, error)
 func readInventory(files []string) (*inventoryReport, error) {
 	report := &inventoryReport{}
 	for _, file := range files {
-		content, err := readBounded(file)
+		content, err := bounded.ReadFile(file, maxManifest)
 		if err != nil {
 			return nil, usage(err)
 		}
@@ -234,19 +234,6 @@ func readInventory(files []string) (*inventoryReport, error) {
 
 // maxManifest bounds a file: a manifest indents each line of an inventory.
 const maxManifest = 2 * inventory.MaxSize
-
-func readBounded(path string) ([]byte, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = file.Close() }() // it was only read
-	content, err := io.ReadAll(io.LimitReader(file, maxManifest+1))
-	if err == nil && len(content) > maxManifest {
-		err = fmt.Errorf("%s is longer than %d bytes", path, maxManifest)
-	}
-	return content, err
-}
 
 // inventoryPart is the text of a part.
 type inventoryPart struct {
