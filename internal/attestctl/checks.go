@@ -24,6 +24,7 @@ import (
 	"sigs.k8s.io/cluster-api/util/secret"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/checkup"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/bindings"
@@ -60,7 +61,7 @@ type examination struct {
 
 type check struct {
 	name string
-	run  func(context.Context) finding
+	run  func(context.Context) checkup.Result
 }
 
 // checks returns the checks, in order: the first one reads what others need.
@@ -81,8 +82,8 @@ func (e *examination) checks() []check {
 		check{"ek-sources", e.checkEKSources},
 		check{"nodes", e.checkNodes},
 		check{"kubelets", e.checkKubelets},
-		check{"policies-condition", func(ctx context.Context) finding { return e.checkCondition(ctx, telemetry.ConditionPolicies) }},
-		check{"sources-condition", func(ctx context.Context) finding { return e.checkCondition(ctx, telemetry.ConditionSources) }},
+		check{"policies-condition", func(ctx context.Context) checkup.Result { return e.checkCondition(ctx, telemetry.ConditionPolicies) }},
+		check{"sources-condition", func(ctx context.Context) checkup.Result { return e.checkCondition(ctx, telemetry.ConditionSources) }},
 		check{"revocation", e.checkRevocation},
 	)
 }
@@ -95,7 +96,7 @@ func (e *examination) config() config.Config {
 	return *e.settings
 }
 
-func (e *examination) checkConfiguration(ctx context.Context) finding {
+func (e *examination) checkConfiguration(ctx context.Context) checkup.Result {
 	const remedy = "create the ConfigMap " + configMapName + " with the key " + configKey + " (docs/controller-configuration.md)"
 	object := &corev1.ConfigMap{}
 	if err := e.records.Get(ctx, client.ObjectKey{Namespace: e.controllerNamespace, Name: configMapName}, object); err != nil {
@@ -142,7 +143,7 @@ func hasAuditFlag(deployment *appsv1.Deployment) bool {
 	})
 }
 
-func (e *examination) checkController(ctx context.Context) finding {
+func (e *examination) checkController(ctx context.Context) checkup.Result {
 	const remedy = "apply packaging/kubernetes"
 	deployment, err := e.readDeployment(ctx)
 	if err != nil {
@@ -163,7 +164,7 @@ func (e *examination) checkController(ctx context.Context) finding {
 	}
 }
 
-func (e *examination) checkLease(ctx context.Context) finding {
+func (e *examination) checkLease(ctx context.Context) checkup.Result {
 	const remedy = "start the controller; its log says what keeps it from leading"
 	election := e.config().LeaderElection
 	if !election.Enabled {
@@ -188,7 +189,7 @@ func (e *examination) checkLease(ctx context.Context) finding {
 
 // checkCluster checks whether the controller ignores the Cluster. The controller then writes
 // nothing about the Cluster, so no request says why it waits.
-func (e *examination) checkCluster(ctx context.Context) finding {
+func (e *examination) checkCluster(ctx context.Context) checkup.Result {
 	cluster := &clusterv1.Cluster{}
 	if err := e.records.Get(ctx, client.ObjectKey{Namespace: e.namespace, Name: e.cluster}, cluster); err != nil {
 		return unread(err, "see kubectl get clusters -A; --namespace is that of the Cluster")
@@ -217,22 +218,22 @@ func (e *examination) account() string {
 	return "system:serviceaccount:" + e.controllerNamespace + ":" + accountName
 }
 
-func (e *examination) checkPolicies(ctx context.Context) finding {
+func (e *examination) checkPolicies(ctx context.Context) checkup.Result {
 	scope := preflight.PoliciesAlone
 	if e.cluster != "" {
 		scope = preflight.PoliciesWorkload
 	}
 	f := e.comparePolicies(ctx, &preflight.PolicyCheck{Scope: scope, Client: e.nodes, User: e.user()})
-	e.guarded = f.state == stateOK
+	e.guarded = f.Status == checkup.OK
 	return f
 }
 
-func (e *examination) checkManagementPolicies(ctx context.Context) finding {
+func (e *examination) checkManagementPolicies(ctx context.Context) checkup.Result {
 	return e.comparePolicies(ctx, &preflight.PolicyCheck{Scope: preflight.PoliciesManagement, Client: e.records, User: e.account()})
 }
 
 // comparePolicies compares the cluster's policies with those of this program's release.
-func (e *examination) comparePolicies(ctx context.Context, c *preflight.PolicyCheck) finding {
+func (e *examination) comparePolicies(ctx context.Context, c *preflight.PolicyCheck) checkup.Result {
 	c.Others, c.Audit = e.config().Policies.Controllers, e.audit
 	problems, err := c.Check(ctx)
 	if err != nil {
@@ -264,14 +265,14 @@ func describePolicies(problems []preflight.PolicyProblem) string {
 }
 
 // unlessAudit returns a failure. In audit mode nothing depends on it yet, so it returns a warning.
-func (e *examination) unlessAudit(remedy, format string, arguments ...any) finding {
+func (e *examination) unlessAudit(remedy, format string, arguments ...any) checkup.Result {
 	if e.audit {
 		return warning(remedy, format, arguments...)
 	}
 	return failed(remedy, format, arguments...)
 }
 
-func (e *examination) checkBindings(ctx context.Context) finding {
+func (e *examination) checkBindings(ctx context.Context) checkup.Result {
 	var found []string
 	err := readPages(ctx, e.nodes, func() *rbacv1.ClusterRoleBindingList { return &rbacv1.ClusterRoleBindingList{} }, func(page *rbacv1.ClusterRoleBindingList) {
 		for i := range page.Items {
@@ -296,7 +297,7 @@ func (e *examination) checkBindings(ctx context.Context) finding {
 // clientCA is the ConfigMap in which an API server publishes the CAs that it trusts for clients.
 var clientCA = client.ObjectKey{Namespace: "kube-system", Name: "extension-apiserver-authentication"}
 
-func (e *examination) checkCA(ctx context.Context) finding {
+func (e *examination) checkCA(ctx context.Context) checkup.Result {
 	key := client.ObjectKey{Namespace: e.namespace, Name: secret.Name(e.cluster, secret.ClusterCA)}
 	if e.cluster == "" {
 		key = client.ObjectKey{Namespace: e.controllerNamespace, Name: e.config().Signing.SecretName}
@@ -312,8 +313,8 @@ func (e *examination) checkCA(ctx context.Context) finding {
 	object := &corev1.Secret{}
 	if err := e.records.Get(ctx, key, object); err != nil {
 		f := unread(err, "create the Secret with the CA (docs/cluster-setup.md)")
-		if f.state == stateUnknown {
-			f.remedy = "it holds the CA's private key, so few may read it: see sources-condition"
+		if f.Status == checkup.Unknown {
+			f.Remedy = "it holds the CA's private key, so few may read it: see sources-condition"
 		}
 		return f
 	}
@@ -402,7 +403,7 @@ func (a *access) parseInventory(ctx context.Context, settings config.Config) (*i
 	return inventory.Merge(parts...), nil
 }
 
-func (e *examination) checkInventory(ctx context.Context) finding {
+func (e *examination) checkInventory(ctx context.Context) checkup.Result {
 	settings := e.config()
 	switch {
 	case e.settings == nil:
@@ -429,7 +430,7 @@ func (e *examination) checkInventory(ctx context.Context) finding {
 	return ok("%s", text.Count(machines.Len(), "machine"))
 }
 
-func (e *examination) checkEKSources(ctx context.Context) finding {
+func (e *examination) checkEKSources(ctx context.Context) checkup.Result {
 	settings := e.config()
 	switch {
 	case e.settings == nil:
@@ -455,7 +456,7 @@ func (e *examination) checkEKSources(ctx context.Context) finding {
 
 // checkMachines finds Machines for which no source names an endorsement key. For some Machines this
 // is not known: an annotation may be on the InfraMachine, and only the controller asks a platform.
-func (e *examination) checkMachines(ctx context.Context, settings *config.ClusterAPI) finding {
+func (e *examination) checkMachines(ctx context.Context, settings *config.ClusterAPI) checkup.Result {
 	sources := make([]string, len(settings.EKSources))
 	for i, s := range settings.EKSources {
 		sources[i] = string(s)
@@ -492,7 +493,7 @@ func (e *examination) checkMachines(ctx context.Context, settings *config.Cluste
 }
 
 // checkNodes looks for Nodes that have no record.
-func (e *examination) checkNodes(ctx context.Context) finding {
+func (e *examination) checkNodes(ctx context.Context) checkup.Result {
 	records, err := e.readRecords(ctx)
 	if err != nil {
 		return unread(err, "apply packaging/kubernetes/crd.yaml")
@@ -520,7 +521,7 @@ func (e *examination) checkNodes(ctx context.Context) finding {
 
 // checkKubelets looks for kubelets that request their certificates by themselves. The controller
 // ignores such requests, and while it enforces, the policies let nobody else approve them.
-func (e *examination) checkKubelets(ctx context.Context) finding {
+func (e *examination) checkKubelets(ctx context.Context) checkup.Result {
 	if e.audit {
 		return ok("not checked in audit mode: others may approve requests without evidence")
 	}
@@ -560,7 +561,7 @@ func (e *examination) readCondition(ctx context.Context, kind string) (*corev1.N
 }
 
 // checkCondition returns the finding for a condition that the controller wrote.
-func (e *examination) checkCondition(ctx context.Context, kind string) finding {
+func (e *examination) checkCondition(ctx context.Context, kind string) checkup.Result {
 	c, name, err := e.readCondition(ctx, kind)
 	switch {
 	case err != nil:
@@ -583,7 +584,7 @@ func (e *examination) checkCondition(ctx context.Context, kind string) finding {
 const listsWarning = 80
 
 // checkRevocation checks whether revoked certificates are refused. The feature is off by default.
-func (e *examination) checkRevocation(ctx context.Context) finding {
+func (e *examination) checkRevocation(ctx context.Context) checkup.Result {
 	records, err := e.readRecords(ctx)
 	if err != nil {
 		return unread(err, "apply packaging/kubernetes/crd.yaml")
@@ -603,9 +604,9 @@ func (e *examination) checkRevocation(ctx context.Context) finding {
 			return unread(err, "apply "+overlay)
 		}
 	}
-	if f := e.checkCondition(ctx, telemetry.ConditionRevocation); f.state != stateOK {
-		if f.state == stateUnknown {
-			f.remedy = "start the controller with --revocation: " + overlay + " does so"
+	if f := e.checkCondition(ctx, telemetry.ConditionRevocation); f.Status != checkup.OK {
+		if f.Status == checkup.Unknown {
+			f.Remedy = "start the controller with --revocation: " + overlay + " does so"
 		}
 		return f
 	}

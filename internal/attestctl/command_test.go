@@ -39,6 +39,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/checkup"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/packaging"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
@@ -557,7 +558,7 @@ func TestCheckWithoutRights(t *testing.T) {
 	r := run(t, a, "check")
 	r.want(t, codeCheckUnknown, "forbidden", "node-attestation-viewer")
 	for line := range strings.Lines(r.stdout) {
-		if !strings.HasPrefix(line, string(stateUnknown)) && !strings.HasPrefix(line, " ") {
+		if !strings.HasPrefix(line, string(checkup.Unknown)) && !strings.HasPrefix(line, " ") {
 			t.Errorf("%s", line)
 		}
 	}
@@ -575,22 +576,22 @@ func autoApproving() *rbacv1.ClusterRoleBinding {
 func TestReportIsItsWorstCheck(t *testing.T) {
 	e := &examination{access: newAccess(t), now: now}
 	r, err := e.run(t.Context())
-	if err != nil || r.Status != stateFailure || len(r.named(stateUnknown)) == 0 {
+	if err != nil || r.Status != checkup.Failure || len(r.Checks.Named(checkup.Unknown)) == 0 {
 		t.Errorf("%+v, %v", r, err)
 	}
 }
 
 func TestBindingsAreFound(t *testing.T) {
 	e := examination{access: newAccess(t), now: now}
-	if f := e.checkBindings(t.Context()); f.state != stateOK {
+	if f := e.checkBindings(t.Context()); f.Status != checkup.OK {
 		t.Errorf("%+v", f)
 	}
 	e.access = newAccess(t, autoApproving())
-	if f := e.checkBindings(t.Context()); f.state != stateFailure || !strings.Contains(f.remedy, "kubectl delete clusterrolebinding kubeadm:b") {
+	if f := e.checkBindings(t.Context()); f.Status != checkup.Failure || !strings.Contains(f.Remedy, "kubectl delete clusterrolebinding kubeadm:b") {
 		t.Errorf("%+v", f)
 	}
 	e.guarded = true // by the policies
-	if f := e.checkBindings(t.Context()); f.state != stateWarning || f.remedy == "" {
+	if f := e.checkBindings(t.Context()); f.Status != checkup.Warning || f.Remedy == "" {
 		t.Errorf("%+v", f)
 	}
 }
@@ -614,22 +615,22 @@ func TestInventoryIsChecked(t *testing.T) {
 	settings := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: defaultNamespace, Name: configMapName}, Data: map[string]string{configKey: goodConfig}}
 	for name, c := range map[string]struct {
 		objects []client.Object
-		state   checkState
+		state   checkup.Status
 		says    string
 	}{
-		"none":                  {[]client.Object{settings}, stateFailure, "not found"},
-		"broken":                {[]client.Object{settings, inventoryOf("- {nodeName: [}")}, stateFailure, "line"},
-		"doubled":               {[]client.Object{settings, inventoryOf(fmt.Sprintf("- {nodeName: a, eks: [{fingerprint: %s}]}\n- {nodeName: b, eks: [{fingerprint: %[1]s}]}", ekOf(1)))}, stateFailure, "is claimed by"},
-		"good":                  {[]client.Object{settings, inventoryOf("- {nodeName: a, eks: [{fingerprint: " + ekOf(1) + "}]}")}, stateOK, "1 machine"},
-		"unknown":               {nil, stateUnknown, "configuration"},
-		"of two, both good":     {twoParts("b", 2), stateOK, "2 machines"},
-		"of two, contradicting": {twoParts("a", 2), stateFailure, "listed differently"},
-		"of two, one missing":   {twoParts("b", 2)[:2], stateFailure, `"second" not found`},
+		"none":                  {[]client.Object{settings}, checkup.Failure, "not found"},
+		"broken":                {[]client.Object{settings, inventoryOf("- {nodeName: [}")}, checkup.Failure, "line"},
+		"doubled":               {[]client.Object{settings, inventoryOf(fmt.Sprintf("- {nodeName: a, eks: [{fingerprint: %s}]}\n- {nodeName: b, eks: [{fingerprint: %[1]s}]}", ekOf(1)))}, checkup.Failure, "is claimed by"},
+		"good":                  {[]client.Object{settings, inventoryOf("- {nodeName: a, eks: [{fingerprint: " + ekOf(1) + "}]}")}, checkup.OK, "1 machine"},
+		"unknown":               {nil, checkup.Unknown, "configuration"},
+		"of two, both good":     {twoParts("b", 2), checkup.OK, "2 machines"},
+		"of two, contradicting": {twoParts("a", 2), checkup.Failure, "listed differently"},
+		"of two, one missing":   {twoParts("b", 2)[:2], checkup.Failure, `"second" not found`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := examination{access: newAccess(t, c.objects...), now: now}
 			e.checkConfiguration(t.Context())
-			if f := e.checkInventory(t.Context()); f.state != c.state || !strings.Contains(f.message, c.says) {
+			if f := e.checkInventory(t.Context()); f.Status != c.state || !strings.Contains(f.Message, c.says) {
 				t.Errorf("%+v", f)
 			}
 		})
@@ -637,15 +638,15 @@ func TestInventoryIsChecked(t *testing.T) {
 }
 
 func TestConditionsAreShown(t *testing.T) {
-	for status, want := range map[corev1.ConditionStatus]checkState{
-		corev1.ConditionTrue: stateOK, corev1.ConditionFalse: stateFailure, corev1.ConditionUnknown: stateUnknown, "": stateUnknown,
+	for status, want := range map[corev1.ConditionStatus]checkup.Status{
+		corev1.ConditionTrue: checkup.OK, corev1.ConditionFalse: checkup.Failure, corev1.ConditionUnknown: checkup.Unknown, "": checkup.Unknown,
 	} {
 		namespace := recordsNamespace()
 		if status != "" {
 			namespace.Status.Conditions = []corev1.NamespaceCondition{{Type: telemetry.ConditionSources, Status: status, Reason: "R", Message: "M"}}
 		}
 		e := examination{access: newAccess(t, namespace), now: now}
-		if f := e.checkCondition(t.Context(), telemetry.ConditionSources); f.state != want {
+		if f := e.checkCondition(t.Context(), telemetry.ConditionSources); f.Status != want {
 			t.Errorf("%q: %+v", status, f)
 		}
 	}
@@ -671,9 +672,9 @@ func TestAuditModeWarns(t *testing.T) {
 			e := examination{now: now, access: newAccess(t,
 				&corev1.ConfigMap{ObjectMeta: meta, Data: map[string]string{configKey: goodConfig + c.setting}}, deployment, autoApproving(),
 			)}
-			want := map[string]checkState{"configuration": stateOK, "policies": stateFailure, "bindings": stateFailure}
+			want := map[string]checkup.Status{"configuration": checkup.OK, "policies": checkup.Failure, "bindings": checkup.Failure}
 			if c.audit {
-				want = map[string]checkState{"configuration": stateWarning, "policies": stateWarning, "bindings": stateWarning}
+				want = map[string]checkup.Status{"configuration": checkup.Warning, "policies": checkup.Warning, "bindings": checkup.Warning}
 			}
 			report, err := e.run(t.Context())
 			if err != nil {
@@ -710,8 +711,8 @@ func TestPoliciesInAuditModeFail(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	policies := report.Checks[slices.IndexFunc(report.Checks, func(r Result) bool { return r.Name == "policies" })]
-	if policies.Status != stateFailure || !strings.Contains(policies.Message, "no node gets a certificate") || !strings.Contains(policies.Remedy, "kubectl delete --filename=packaging/kubernetes/policies.yaml") {
+	policies := report.Checks[slices.IndexFunc(report.Checks, func(r checkup.Result) bool { return r.Name == "policies" })]
+	if policies.Status != checkup.Failure || !strings.Contains(policies.Message, "no node gets a certificate") || !strings.Contains(policies.Remedy, "kubectl delete --filename=packaging/kubernetes/policies.yaml") {
 		t.Errorf("%+v", policies)
 	}
 }
@@ -772,9 +773,9 @@ func TestCheckCluster(t *testing.T) {
 	bySpec.Spec.Paused = new(true)
 	byAnnotation.Annotations = map[string]string{clusterv1.PausedAnnotation: ""}
 	a := newAccess(t, bySpec, byAnnotation, served)
-	for name, state := range map[string]checkState{"spec": stateFailure, "annotation": stateFailure, "served": stateOK, "missing": stateFailure} {
+	for name, state := range map[string]checkup.Status{"spec": checkup.Failure, "annotation": checkup.Failure, "served": checkup.OK, "missing": checkup.Failure} {
 		a.cluster = name
-		if f := (&examination{access: a, now: now}).checkCluster(t.Context()); f.state != state || strings.Contains(f.message, "is paused") != (name == "spec" || name == "annotation") {
+		if f := (&examination{access: a, now: now}).checkCluster(t.Context()); f.Status != state || strings.Contains(f.Message, "is paused") != (name == "spec" || name == "annotation") {
 			t.Errorf("%s: %+v", name, f)
 		}
 	}
@@ -837,13 +838,8 @@ func TestResetAsks(t *testing.T) {
 	}
 }
 
-// Colours are for terminals, and the report is the same without them.
+// Colours are for terminals.
 func TestColours(t *testing.T) {
-	r := &Report{Checks: []Result{{"a", stateOK, "fine", ""}, {"b", stateFailure, "bad", "mend it"}}}
-	colored := r.text(true)
-	if !strings.Contains(colored, red) || strings.NewReplacer(red, "", green, "", plain, "").Replace(colored) != r.text(false) {
-		t.Errorf("%q", colored)
-	}
 	if (&invocation{Process: Process{Stdout: &bytes.Buffer{}, Getenv: func(string) string { return "" }}}).colors() {
 		t.Error("a buffer has colours")
 	}
@@ -933,15 +929,15 @@ func TestCAIsCompared(t *testing.T) {
 	for name, c := range map[string]struct {
 		certificate, key []byte
 		trusted          string
-		want             checkState
+		want             checkup.Status
 		says             string
 	}{
-		"trusted":            {certificate, key, string(certificate), stateOK, "trusts the CA"},
-		"one of several":     {certificate, key, string(other) + string(certificate), stateOK, "trusts the CA"},
-		"not trusted":        {certificate, key, string(other), stateFailure, "does not trust"},
-		"ends soon":          {soon, soonKey, string(soon), stateWarning, "ends at"},
-		"of another key":     {certificate, otherKey, string(certificate), stateFailure, "signing CA"},
-		"nothing is trusted": {certificate, key, "", stateUnknown, "client-ca-file"},
+		"trusted":            {certificate, key, string(certificate), checkup.OK, "trusts the CA"},
+		"one of several":     {certificate, key, string(other) + string(certificate), checkup.OK, "trusts the CA"},
+		"not trusted":        {certificate, key, string(other), checkup.Failure, "does not trust"},
+		"ends soon":          {soon, soonKey, string(soon), checkup.Warning, "ends at"},
+		"of another key":     {certificate, otherKey, string(certificate), checkup.Failure, "signing CA"},
+		"nothing is trusted": {certificate, key, "", checkup.Unknown, "client-ca-file"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := examination{now: now, access: newAccess(t,
@@ -953,7 +949,7 @@ func TestCAIsCompared(t *testing.T) {
 				&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: clientCA.Namespace, Name: clientCA.Name}, Data: map[string]string{"client-ca-file": c.trusted}},
 			)}
 			e.checkConfiguration(t.Context())
-			if f := e.checkCA(t.Context()); f.state != c.want || !strings.Contains(f.message, c.says) {
+			if f := e.checkCA(t.Context()); f.Status != c.want || !strings.Contains(f.Message, c.says) {
 				t.Errorf("%+v", f)
 			}
 		})
@@ -961,29 +957,29 @@ func TestCAIsCompared(t *testing.T) {
 }
 
 func TestControllerIsChecked(t *testing.T) {
-	for ready, want := range map[int32]checkState{0: stateFailure, 1: stateWarning, 2: stateOK} {
+	for ready, want := range map[int32]checkup.Status{0: checkup.Failure, 1: checkup.Warning, 2: checkup.OK} {
 		e := examination{now: now, access: newAccess(t, &appsv1.Deployment{
 			ObjectMeta: metav1.ObjectMeta{Namespace: defaultNamespace, Name: telemetry.Component},
 			Spec:       appsv1.DeploymentSpec{Replicas: new(int32(2))}, Status: appsv1.DeploymentStatus{ReadyReplicas: ready},
 		})}
-		if f := e.checkController(t.Context()); f.state != want {
+		if f := e.checkController(t.Context()); f.Status != want {
 			t.Errorf("%d ready: %+v", ready, f)
 		}
 	}
 	for name, c := range map[string]struct {
 		holder  string
 		renewed time.Duration
-		want    checkState
+		want    checkup.Status
 	}{
-		"led": {"a", time.Second, stateOK}, "a clock that is behind": {"a", -time.Minute, stateOK},
-		"led by nobody": {"", time.Second, stateFailure}, "not renewed": {"a", 5 * time.Minute, stateFailure},
+		"led": {"a", time.Second, checkup.OK}, "a clock that is behind": {"a", -time.Minute, checkup.OK},
+		"led by nobody": {"", time.Second, checkup.Failure}, "not renewed": {"a", 5 * time.Minute, checkup.Failure},
 	} {
 		renewed := metav1.NewMicroTime(now.Add(-c.renewed))
 		e := examination{now: now, access: newAccess(t, &coordinationv1.Lease{
 			ObjectMeta: metav1.ObjectMeta{Namespace: defaultNamespace, Name: telemetry.Component},
 			Spec:       coordinationv1.LeaseSpec{HolderIdentity: &c.holder, RenewTime: &renewed, LeaseDurationSeconds: new(int32(15))},
 		})}
-		if f := e.checkLease(t.Context()); f.state != c.want {
+		if f := e.checkLease(t.Context()); f.Status != c.want {
 			t.Errorf("%s: %+v", name, f)
 		}
 	}

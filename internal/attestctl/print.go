@@ -109,11 +109,3 @@ func plainDuration(d time.Duration) string {
 	}
 	return s
 }
-
-// The escape sequences of colours.
-const (
-	red    = "\x1b[31m"
-	green  = "\x1b[32m"
-	yellow = "\x1b[33m"
-	plain  = "\x1b[0m"
-)

@@ -24,6 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/checkup"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
@@ -304,7 +305,7 @@ func TestRevocationSwitchedOff(t *testing.T) {
 	} {
 		run(t, a, args...).want(t, codeNotFound, "revocation is switched off in this cluster", "hint: apply packaging/kubernetes-revocation")
 	}
-	if f := (&examination{access: a, now: now}).checkRevocation(t.Context()); f.state != stateOK || !strings.Contains(f.message, "switched off") {
+	if f := (&examination{access: a, now: now}).checkRevocation(t.Context()); f.Status != checkup.OK || !strings.Contains(f.Message, "switched off") {
 		t.Errorf("%+v", f)
 	}
 	run(t, a, "reset", "worker-1", "--yes").want(t, 0, "do that before the reset: kubectl attest revoke worker-1")
@@ -965,23 +966,23 @@ func TestCheckRevocation(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		objects []client.Object
-		want    checkState
+		want    checkup.Status
 		says    string
 	}{
-		"in force":         {append(revocable(), all...), stateOK, "it is in force: certificates on the lists: 1"},
-		"no policies":      {revocable(), stateFailure, "10: node-attestation-revoked-01 is missing"},
-		"one is missing":   {append(revocable(), all[2:]...), stateFailure, "1: node-attestation-revoked-01 is missing"},
-		"one is not bound": {append(revocable(), append(slices.Clone(all[:1]), all[2:]...)...), stateFailure, "1: node-attestation-revoked-01 has no binding that denies"},
-		"one only warns":   {append(revocable(), warns[2:]...), stateFailure, "1: node-attestation-revoked-01 has no binding that denies"},
-		"not in force":     {append(append(revocable()[1:], all...), forced(corev1.ConditionFalse)), stateFailure, "the writes of each"},
-		"no condition":     {append(append(revocable()[1:], all...), recordsNamespace()), stateUnknown, "has no condition NodeAttestationRevocationInForce"},
-		"nearly full":      {append(append(revocable(), all...), crowd...), stateWarning, "8001 of 10000 places on the lists are used"},
-		"beyond": {append(append(revocable(), all...), listOf(11, v1alpha1.RevokedCertificate{SHA256: sumOf(1), NotAfter: before(-time.Hour), NodeName: "n"})), stateFailure,
+		"in force":         {append(revocable(), all...), checkup.OK, "it is in force: certificates on the lists: 1"},
+		"no policies":      {revocable(), checkup.Failure, "10: node-attestation-revoked-01 is missing"},
+		"one is missing":   {append(revocable(), all[2:]...), checkup.Failure, "1: node-attestation-revoked-01 is missing"},
+		"one is not bound": {append(revocable(), append(slices.Clone(all[:1]), all[2:]...)...), checkup.Failure, "1: node-attestation-revoked-01 has no binding that denies"},
+		"one only warns":   {append(revocable(), warns[2:]...), checkup.Failure, "1: node-attestation-revoked-01 has no binding that denies"},
+		"not in force":     {append(append(revocable()[1:], all...), forced(corev1.ConditionFalse)), checkup.Failure, "the writes of each"},
+		"no condition":     {append(append(revocable()[1:], all...), recordsNamespace()), checkup.Unknown, "has no condition NodeAttestationRevocationInForce"},
+		"nearly full":      {append(append(revocable(), all...), crowd...), checkup.Warning, "8001 of 10000 places on the lists are used"},
+		"beyond": {append(append(revocable(), all...), listOf(11, v1alpha1.RevokedCertificate{SHA256: sumOf(1), NotAfter: before(-time.Hour), NodeName: "n"})), checkup.Failure,
 			"the lists are full, and do not refuse 1 of the revoked certificates"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := &examination{access: newAccess(t, c.objects...), now: now}
-			if f := e.checkRevocation(t.Context()); f.state != c.want || !strings.Contains(f.message, c.says) || f.state != stateOK && f.remedy == "" {
+			if f := e.checkRevocation(t.Context()); f.Status != c.want || !strings.Contains(f.Message, c.says) || f.Status != checkup.OK && f.Remedy == "" {
 				t.Errorf("%+v", f)
 			}
 		})

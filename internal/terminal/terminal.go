@@ -24,6 +24,14 @@ var (
 	ErrDeclined = errors.New("not confirmed")
 )
 
+// The escape sequences of colours.
+const (
+	Red    = "\x1b[31m"
+	Green  = "\x1b[32m"
+	Yellow = "\x1b[33m"
+	Plain  = "\x1b[0m"
+)
+
 // Is reports whether a file is a terminal. Other character devices, such as /dev/null, are none.
 func Is(file any) bool {
 	f, ok := file.(interface{ Fd() uintptr })

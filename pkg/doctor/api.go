@@ -20,6 +20,7 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/checkup"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
@@ -139,7 +140,7 @@ func badTime(err error) bool {
 	return errors.As(err, &invalid) && invalid.Reason == x509.Expired
 }
 
-func checkClock(_ context.Context, e *examination) finding {
+func checkClock(_ context.Context, e *examination) checkup.Result {
 	const remedy = "have the clock set: chronyc tracking, or timedatectl timesync-status"
 	for _, s := range e.servers() {
 		if badTime(s.err) {
@@ -165,19 +166,19 @@ func checkClock(_ context.Context, e *examination) finding {
 	return skipped("no API server answered with its time")
 }
 
-func checkAPIServer(_ context.Context, e *examination) finding {
+func checkAPIServer(_ context.Context, e *examination) checkup.Result {
 	all := e.servers()
 	if len(all) == 0 {
 		return skipped("no file that can be read names one")
 	}
-	findings := make([]finding, 0, len(all))
+	findings := make([]checkup.Result, 0, len(all))
 	for _, s := range all {
 		findings = append(findings, judgeServer(s))
 	}
-	return worst(findings...)
+	return checkup.Worst(findings...)
 }
 
-func judgeServer(s served) finding {
+func judgeServer(s served) checkup.Result {
 	var verification *tls.CertificateVerificationError
 	var authority x509.UnknownAuthorityError
 	var hostname x509.HostnameError
@@ -209,7 +210,7 @@ func (e *examination) reviewOwn() (nodeaccess.Review, error) {
 	return own.review(e.ctx)
 }
 
-func checkCertificateAccepted(_ context.Context, e *examination) finding {
+func checkCertificateAccepted(_ context.Context, e *examination) checkup.Result {
 	if _, err := e.own(); err != nil {
 		return skipped("%s", brief(err))
 	}
@@ -232,7 +233,7 @@ func checkCertificateAccepted(_ context.Context, e *examination) finding {
 
 // checkCertificateWrites has the API server judge a write with the node's certificate. Only a write
 // shows that a certificate is revoked: admission sees no reads.
-func checkCertificateWrites(ctx context.Context, e *examination) finding {
+func checkCertificateWrites(ctx context.Context, e *examination) checkup.Result {
 	own, err := e.own()
 	if err != nil {
 		return skipped("%s", brief(err))
@@ -263,7 +264,7 @@ func checkCertificateWrites(ctx context.Context, e *examination) finding {
 	return warning("check the Node authorizer, and the cluster's admission policies", "a change of Node %s is refused: %v", node, refused)
 }
 
-func checkBootstrapCredential(ctx context.Context, e *examination) finding {
+func checkBootstrapCredential(ctx context.Context, e *examination) checkup.Result {
 	why := e.need()
 	if err := e.unseen(); err != nil {
 		return skipped("cannot tell whether it is needed: %v", err)
@@ -355,7 +356,7 @@ func (e *examination) sample(signer string) (*certificatesv1.CertificateSigningR
 }
 
 // asRequester returns the access that a request would be filed with, or why that cannot be tried.
-func (e *examination) asRequester() (*access, *finding) {
+func (e *examination) asRequester() (*access, *checkup.Result) {
 	a, err := e.requester()
 	if err != nil {
 		f := skipped("no credential for this check: %s", brief(err))
@@ -366,8 +367,8 @@ func (e *examination) asRequester() (*access, *finding) {
 
 // unanswered is the finding of a check whose call failed, or whose credential is unknown. It is nil
 // otherwise.
-func unanswered(result *answer, err error) *finding {
-	var f finding
+func unanswered(result *answer, err error) *checkup.Result {
+	var f checkup.Result
 	switch {
 	case err != nil:
 		f = skipped("%s: see api-server", brief(err))
@@ -379,7 +380,7 @@ func unanswered(result *answer, err error) *finding {
 	return &f
 }
 
-func checkCreate(ctx context.Context, e *examination) finding {
+func checkCreate(ctx context.Context, e *examination) checkup.Result {
 	signers := e.signers()
 	if len(signers) == 0 {
 		return skipped("no provider: see configuration")
@@ -388,7 +389,7 @@ func checkCreate(ctx context.Context, e *examination) finding {
 	if f != nil {
 		return *f
 	}
-	findings := []finding{ok("with %s, under %s: a dry run is accepted", a.credential, strings.Join(signers, " and "))}
+	findings := []checkup.Result{ok("with %s, under %s: a dry run is accepted", a.credential, strings.Join(signers, " and "))}
 	for _, signer := range signers {
 		object, err := e.sample(signer)
 		if err != nil {
@@ -405,10 +406,10 @@ func checkCreate(ctx context.Context, e *examination) finding {
 			findings = append(findings, failure("see what is refused with --dry-run, and the cluster's admission policies", "with %s, under %s: refused (%d): %s", a.credential, signer, result.status, result.says()))
 		}
 	}
-	return worst(findings...)
+	return checkup.Worst(findings...)
 }
 
-func checkWatch(ctx context.Context, e *examination) finding {
+func checkWatch(ctx context.Context, e *examination) checkup.Result {
 	a, f := e.asRequester()
 	if f != nil {
 		return *f
@@ -441,7 +442,7 @@ var roles = map[string]bool{
 	"system:certificates.k8s.io:certificatesigningrequests:selfnodeclient": true,
 }
 
-func checkBindings(ctx context.Context, e *examination) finding {
+func checkBindings(ctx context.Context, e *examination) checkup.Result {
 	const elsewhere = "kubectl get clusterrolebindings -o wide | grep -E 'certificatesigningrequests:(self)?nodeclient'"
 	a, f := e.asRequester()
 	if f != nil {
@@ -459,7 +460,7 @@ func checkBindings(ctx context.Context, e *examination) finding {
 			return *f
 		}
 		if result.status != http.StatusOK {
-			return finding{Skipped, fmt.Sprintf("a node may not look (%d), which is as it should be", result.status), "run elsewhere: " + elsewhere}
+			return checkup.Result{Status: checkup.Skipped, Message: fmt.Sprintf("a node may not look (%d), which is as it should be", result.status), Remedy: "run elsewhere: " + elsewhere}
 		}
 		found, more, err := autoApproving(result.body)
 		if err != nil {

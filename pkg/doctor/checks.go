@@ -2,7 +2,11 @@
 
 package doctor
 
-import "context"
+import (
+	"context"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/checkup"
+)
 
 // Check examines one thing.
 type Check struct {
@@ -11,7 +15,7 @@ type Check struct {
 	// Looks, Wrong and Remedy are the row of docs/doctor.md.
 	Looks, Wrong, Remedy string
 
-	run func(context.Context, *examination) finding
+	run func(context.Context, *examination) checkup.Result
 }
 
 // Checks lists all checks in the order of the report.

@@ -13,6 +13,7 @@ import (
 	"os"
 	"strings"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/checkup"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
@@ -108,15 +109,15 @@ func (e *examination) requester() (*access, error) {
 	return e.bootstrap()
 }
 
-func checkBootstrapFile(_ context.Context, e *examination) finding {
+func checkBootstrapFile(_ context.Context, e *examination) checkup.Result {
 	why := e.need()
 	a, err := e.bootstrap()
 	if err == nil {
-		findings := []finding{ok("%s: for %s", a.Source, a.Cluster.Server)}
+		findings := []checkup.Result{ok("%s: for %s", a.Source, a.Cluster.Server)}
 		if info, err := os.Stat(a.Source); err == nil {
 			findings = append(findings, judgeFile(a.Source, info, secret))
 		}
-		return worst(findings...)
+		return checkup.Worst(findings...)
 	}
 	if errors.Is(err, errNeedsRoot) {
 		return skipped("%v", err)

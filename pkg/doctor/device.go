@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"strings"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/checkup"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
@@ -59,7 +60,7 @@ func (e *examination) readDevice() (device, error) {
 	return d, json.Unmarshal(data, &d)
 }
 
-func checkTPM(_ context.Context, e *examination) finding {
+func checkTPM(_ context.Context, e *examination) checkup.Result {
 	d, err := e.device()
 	var none *noDeviceError
 	var failed *provider.Error
@@ -80,7 +81,7 @@ func checkTPM(_ context.Context, e *examination) finding {
 
 // checkEKTemplate compares the template that the node enrolled with and the setting. The machine's
 // record holds the key of the former.
-func checkEKTemplate(_ context.Context, e *examination) finding {
+func checkEKTemplate(_ context.Context, e *examination) checkup.Result {
 	p, err := e.attestor()
 	if err != nil {
 		return skipped("%v", errNoProvider)
@@ -107,7 +108,7 @@ func checkEKTemplate(_ context.Context, e *examination) finding {
 	return ok("%s, enrolled with %s", setting, remembered)
 }
 
-func checkEKCertificate(_ context.Context, e *examination) finding {
+func checkEKCertificate(_ context.Context, e *examination) checkup.Result {
 	d, err := e.device()
 	switch {
 	case err != nil:
@@ -117,7 +118,7 @@ func checkEKCertificate(_ context.Context, e *examination) finding {
 	}
 	const remedy = "name the key in the inventory, by the fingerprint that identify prints"
 	var good []string
-	var findings []finding
+	var findings []checkup.Result
 	for _, ek := range d.EKs {
 		switch {
 		case ek.Problem != "":
@@ -131,7 +132,7 @@ func checkEKCertificate(_ context.Context, e *examination) finding {
 		}
 	}
 	if len(good) == 0 {
-		return worst(findings...)
+		return checkup.Worst(findings...)
 	}
 	if d.EKs[0].Slow {
 		return warning("make the key persistent with the TPM maker's tools", "%s; the TPM creates the key again each time, which takes seconds", strings.Join(good, "; "))

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/checkup"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
@@ -26,22 +27,22 @@ import (
 )
 
 // good is what a machine that is as it should be comes to.
-var good = map[string]Status{
-	"configuration": OK, "tpm": OK, "ek-certificate": OK, "ek-template": OK, "certificate-directory": OK, "certificate": OK, "bootstrap-kubeconfig": OK, "clock": OK,
-	"api-server": OK, "certificate-accepted": OK, "certificate-writes": OK, "bootstrap-credential": Skipped, "csr-create": OK, "csr-watch": OK, "signer": OK, "last-result": OK,
-	"kubelet": OK, "kubelet-bootstrap": OK, "kubelet-rotation": OK, "kubelet-kubeconfig": OK, "kubelet-exec": OK, "auto-approve-bindings": Skipped,
+var good = map[string]checkup.Status{
+	"configuration": checkup.OK, "tpm": checkup.OK, "ek-certificate": checkup.OK, "ek-template": checkup.OK, "certificate-directory": checkup.OK, "certificate": checkup.OK, "bootstrap-kubeconfig": checkup.OK, "clock": checkup.OK,
+	"api-server": checkup.OK, "certificate-accepted": checkup.OK, "certificate-writes": checkup.OK, "bootstrap-credential": checkup.Skipped, "csr-create": checkup.OK, "csr-watch": checkup.OK, "signer": checkup.OK, "last-result": checkup.OK,
+	"kubelet": checkup.OK, "kubelet-bootstrap": checkup.OK, "kubelet-rotation": checkup.OK, "kubelet-kubeconfig": checkup.OK, "kubelet-exec": checkup.OK, "auto-approve-bindings": checkup.Skipped,
 }
 
 // fresh is what differs before the first certificate.
-var fresh = map[string]Status{
-	"certificate-directory": Warning, "certificate": Failure, "certificate-accepted": Skipped, "certificate-writes": Skipped, "bootstrap-credential": OK, "signer": Warning, "last-result": Skipped,
+var fresh = map[string]checkup.Status{
+	"certificate-directory": checkup.Warning, "certificate": checkup.Failure, "certificate-accepted": checkup.Skipped, "certificate-writes": checkup.Skipped, "bootstrap-credential": checkup.OK, "signer": checkup.Warning, "last-result": checkup.Skipped,
 }
 
 // with returns expectations with some more.
-func with(base map[string]Status, more ...any) map[string]Status {
+func with(base map[string]checkup.Status, more ...any) map[string]checkup.Status {
 	result := maps.Clone(base)
 	for i := 0; i < len(more); i += 2 {
-		result[more[i].(string)] = more[i+1].(Status)
+		result[more[i].(string)] = more[i+1].(checkup.Status)
 	}
 	return result
 }
@@ -49,7 +50,7 @@ func with(base map[string]Status, more ...any) map[string]Status {
 type scenario struct {
 	change func(*machine)
 	// want is what differs from good.
-	want map[string]Status
+	want map[string]checkup.Status
 	// says is in the message or the remedy of the check named first: "check: text".
 	says []string
 }
@@ -121,21 +122,21 @@ func TestWaysAroundAttestation(t *testing.T) {
 		"a: exec kubelet.conf written first, the kubelet wrote over it": {func(m *machine) {
 			m.run(stock(m)...)
 			m.writeOverwritten()
-		}, map[string]Status{"kubelet-bootstrap": Failure, "kubelet-rotation": Failure, "kubelet-kubeconfig": Failure, "kubelet-exec": Skipped},
+		}, map[string]checkup.Status{"kubelet-bootstrap": checkup.Failure, "kubelet-rotation": checkup.Failure, "kubelet-kubeconfig": checkup.Failure, "kubelet-exec": checkup.Skipped},
 			[]string{"kubelet-kubeconfig: " + kubelet.RotatedFile, "kubelet-kubeconfig: systemctl stop kubelet; rm", "kubelet-bootstrap: --bootstrap-kubeconfig="}},
 		"b: rotateCertificates": {func(m *machine) {
 			m.run("--bootstrap-kubeconfig=", "--kubeconfig="+m.conf, "--config="+m.kubeletConfig, "--hostname-override="+nodeName)
-		}, map[string]Status{"kubelet-rotation": Failure}, []string{"kubelet-rotation: rotateCertificates: true in", "kubelet-rotation: drop-in"}},
+		}, map[string]checkup.Status{"kubelet-rotation": checkup.Failure}, []string{"kubelet-rotation: rotateCertificates: true in", "kubelet-rotation: drop-in"}},
 		"b: rotateCertificates, by flag": {func(m *machine) {
 			m.write(m.kubeletConfig, "rotateCertificates: false\n", 0o644)
 			m.run("--kubeconfig="+m.conf, "--config="+m.kubeletConfig, "--rotate-certificates", "--hostname-override="+nodeName)
-		}, map[string]Status{"kubelet-rotation": Failure}, []string{"kubelet-rotation: --rotate-certificates=true"}},
+		}, map[string]checkup.Status{"kubelet-rotation": checkup.Failure}, []string{"kubelet-rotation: --rotate-certificates=true"}},
 		"b: rotateCertificates, by a drop-in": {func(m *machine) {
 			m.write(m.kubeletConfig, "rotateCertificates: false\n", 0o644)
 			m.write(filepath.Join(m.root, "kubelet.d", "10-a.conf"), "rotateCertificates: false\n", 0o644)
 			m.write(filepath.Join(m.root, "kubelet.d", "20-b.conf"), "rotateCertificates: true\n", 0o644)
 			m.run("--kubeconfig="+m.conf, "--config="+m.kubeletConfig, "--config-dir="+filepath.Join(m.root, "kubelet.d"), "--hostname-override="+nodeName)
-		}, map[string]Status{"kubelet-rotation": Failure}, []string{"kubelet-rotation: 20-b.conf"}},
+		}, map[string]checkup.Status{"kubelet-rotation": checkup.Failure}, []string{"kubelet-rotation: 20-b.conf"}},
 		"b: rotateCertificates, by a link to a drop-in": {func(m *machine) {
 			m.write(m.kubeletConfig, "rotateCertificates: false\n", 0o644)
 			m.write(filepath.Join(m.root, "kubelet.d", "real"), "rotateCertificates: true\n", 0o644)
@@ -143,27 +144,27 @@ func TestWaysAroundAttestation(t *testing.T) {
 				m.t.Fatal(err)
 			}
 			m.run("--kubeconfig="+m.conf, "--config="+m.kubeletConfig, "--config-dir="+filepath.Join(m.root, "kubelet.d"), "--hostname-override="+nodeName)
-		}, map[string]Status{"kubelet-rotation": Failure}, []string{"kubelet-rotation: 10.conf"}},
+		}, map[string]checkup.Status{"kubelet-rotation": checkup.Failure}, []string{"kubelet-rotation: 10.conf"}},
 		"c: bootstrap-kubeconfig still given": {func(m *machine) {
 			m.run(append(stock(m), "--rotate-certificates=false")...)
-		}, map[string]Status{"kubelet-bootstrap": Failure}, []string{"kubelet-bootstrap: overwrites " /* kubelet.conf */}},
+		}, map[string]checkup.Status{"kubelet-bootstrap": checkup.Failure}, []string{"kubelet-bootstrap: overwrites " /* kubelet.conf */}},
 		"c: bootstrap-kubeconfig in two words": {func(m *machine) {
 			m.run("--kubeconfig="+m.conf, "--bootstrap-kubeconfig", m.bootstrap, "--rotate-certificates=false", "--hostname-override="+nodeName)
-		}, map[string]Status{"kubelet-bootstrap": Failure}, nil},
+		}, map[string]checkup.Status{"kubelet-bootstrap": checkup.Failure}, nil},
 		"d: relative command, in PATH": {func(m *machine) { m.writeConf(m.command, "kubelet-authenticator") },
-			map[string]Status{"kubelet-exec": Failure}, []string{"kubelet-exec: looks for it in PATH"}},
+			map[string]checkup.Status{"kubelet-exec": checkup.Failure}, []string{"kubelet-exec: looks for it in PATH"}},
 		"d: relative command, beside the kubeconfig": {func(m *machine) { m.writeConf(m.command, "./kubelet-authenticator") },
-			map[string]Status{"kubelet-exec": Failure}, []string{"kubelet-exec: beside the kubeconfig"}},
+			map[string]checkup.Status{"kubelet-exec": checkup.Failure}, []string{"kubelet-exec: beside the kubeconfig"}},
 		"e: kubelet.conf stock, drop-in not enabled": {func(m *machine) {
 			m.remove(m.certs.Path())
 			m.run("--bootstrap-kubeconfig="+m.bootstrap, "--kubeconfig="+m.conf, "--config="+m.kubeletConfig, "--hostname-override="+nodeName)
 			m.writeOverwritten() // kubeadm has deleted the bootstrap kubeconfig
 			m.writeDropIn()
-		}, with(fresh, "configuration", Failure, "kubelet-bootstrap", Failure, "kubelet-rotation", Failure, "kubelet-kubeconfig", Failure, "kubelet-exec", Skipped, "bootstrap-kubeconfig", Failure,
-			"bootstrap-credential", Skipped, "csr-create", Skipped, "csr-watch", Skipped, "signer", Skipped, "api-server", Skipped, "clock", Skipped),
+		}, with(fresh, "configuration", checkup.Failure, "kubelet-bootstrap", checkup.Failure, "kubelet-rotation", checkup.Failure, "kubelet-kubeconfig", checkup.Failure, "kubelet-exec", checkup.Skipped, "bootstrap-kubeconfig", checkup.Failure,
+			"bootstrap-credential", checkup.Skipped, "csr-create", checkup.Skipped, "csr-watch", checkup.Skipped, "signer", checkup.Skipped, "api-server", checkup.Skipped, "clock", checkup.Skipped),
 			[]string{"configuration: there is no file", "kubelet-bootstrap: see configuration", "kubelet-kubeconfig: see configuration"}},
 		"f: the bootstrap kubeconfig was deleted before there was a certificate": {func(m *machine) { m.remove(m.certs.Path()) },
-			with(fresh, "bootstrap-kubeconfig", Failure, "bootstrap-credential", Skipped, "csr-create", Skipped, "csr-watch", Skipped, "signer", Skipped),
+			with(fresh, "bootstrap-kubeconfig", checkup.Failure, "bootstrap-credential", checkup.Skipped, "csr-create", checkup.Skipped, "csr-watch", checkup.Skipped, "signer", checkup.Skipped),
 			[]string{"bootstrap-kubeconfig: there is no usable certificate", "api-server: answers"}},
 	})
 }
@@ -174,18 +175,18 @@ func TestTheKubeletAndItsKubeconfig(t *testing.T) {
 			m.remove(filepath.Join(m.proc, fmt.Sprint(kubeletPID)))
 			m.config.NodeName = nodeName
 		},
-			map[string]Status{"kubelet": Warning, "kubelet-bootstrap": Skipped, "kubelet-rotation": Skipped}, nil},
+			map[string]checkup.Status{"kubelet": checkup.Warning, "kubelet-bootstrap": checkup.Skipped, "kubelet-rotation": checkup.Skipped}, nil},
 		"two run": {func(m *machine) {
 			m.process(5000, "kubelet", "/opt/kubelet", "--kubeconfig="+m.conf, "--rotate-certificates=false")
-		}, map[string]Status{"kubelet": Warning}, []string{"kubelet: [4242 5000]"}},
+		}, map[string]checkup.Status{"kubelet": checkup.Warning}, []string{"kubelet: [4242 5000]"}},
 		"two run, the second one goes past the plugin": {func(m *machine) {
 			m.process(5000, "kubelet", "/opt/kubelet", "--bootstrap-kubeconfig=/x", "--kubeconfig="+m.conf, "--config="+m.kubeletConfig)
-		}, map[string]Status{"kubelet": Warning, "kubelet-bootstrap": Failure, "kubelet-rotation": Failure}, []string{"kubelet-bootstrap: process 5000: ", "kubelet-rotation: process 5000: "}},
+		}, map[string]checkup.Status{"kubelet": checkup.Warning, "kubelet-bootstrap": checkup.Failure, "kubelet-rotation": checkup.Failure}, []string{"kubelet-bootstrap: process 5000: ", "kubelet-rotation: process 5000: "}},
 		"two run, the second one has another kubeconfig": {func(m *machine) {
 			other := filepath.Join(m.root, "other.conf")
 			m.write(other, m.kubeconfig("a", "b", "{token: "+token+"}"), 0o600)
 			m.process(5000, "kubelet", "/opt/kubelet", "--kubeconfig="+other, "--rotate-certificates=false")
-		}, map[string]Status{"kubelet": Warning, "kubelet-kubeconfig": Failure, "kubelet-exec": Skipped}, []string{"kubelet-kubeconfig: process 5000: "}},
+		}, map[string]checkup.Status{"kubelet": checkup.Warning, "kubelet-kubeconfig": checkup.Failure, "kubelet-exec": checkup.Skipped}, []string{"kubelet-kubeconfig: process 5000: "}},
 		"two run, the second one has a plugin that is not there": {func(m *machine) {
 			other := filepath.Join(m.root, "other.conf")
 			good, err := os.ReadFile(m.conf)
@@ -194,9 +195,9 @@ func TestTheKubeletAndItsKubeconfig(t *testing.T) {
 			}
 			m.write(other, strings.ReplaceAll(string(good), m.command, "/nowhere/kubelet-authenticator"), 0o600)
 			m.process(5000, "kubelet", "/opt/kubelet", "--kubeconfig="+other, "--rotate-certificates=false")
-		}, map[string]Status{"kubelet": Warning, "kubelet-exec": Failure}, []string{"kubelet-exec: process 5000: "}},
+		}, map[string]checkup.Status{"kubelet": checkup.Warning, "kubelet-exec": checkup.Failure}, []string{"kubelet-exec: process 5000: "}},
 		"two run, the second one has no --kubeconfig": {func(m *machine) { m.process(5000, "kubelet", "/opt/kubelet", "--rotate-certificates=false") },
-			map[string]Status{"kubelet": Warning, "kubelet-kubeconfig": Failure}, []string{"kubelet-kubeconfig: process 5000"}},
+			map[string]checkup.Status{"kubelet": checkup.Warning, "kubelet-kubeconfig": checkup.Failure}, []string{"kubelet-kubeconfig: process 5000"}},
 		"its files are older than it": {func(m *machine) {
 			m.write(m.kubeletConfig, "rotateCertificates: false\n", 0o644)
 			m.started(time.Now().Add(-time.Hour))
@@ -207,23 +208,23 @@ func TestTheKubeletAndItsKubeconfig(t *testing.T) {
 			m.started(time.Now().Add(-time.Hour))
 			m.age(m.conf, 59*time.Minute)
 			m.age(m.kubeletConfig, 61*time.Minute)
-		}, map[string]Status{"kubelet": Warning}, []string{"kubelet: kubelet.conf was written", "kubelet: the running kubelet has not read the change"}},
+		}, map[string]checkup.Status{"kubelet": checkup.Warning}, []string{"kubelet: kubelet.conf was written", "kubelet: the running kubelet has not read the change"}},
 		"its configuration file is newer than it": {func(m *machine) {
 			m.started(time.Now().Add(-time.Hour))
 			m.age(m.conf, 61*time.Minute)
 			m.age(m.kubeletConfig, 59*time.Minute)
-		}, map[string]Status{"kubelet": Warning}, []string{"kubelet: kubelet-config.yaml was written"}},
+		}, map[string]checkup.Status{"kubelet": checkup.Warning}, []string{"kubelet: kubelet-config.yaml was written"}},
 		"a drop-in is newer than it": {func(m *machine) {
 			m.started(time.Now().Add(-time.Hour))
 			m.age(m.conf, 61*time.Minute)
 			m.write(filepath.Join(m.root, "kubelet.d", "10-a.conf"), "rotateCertificates: false\n", 0o644)
 			m.run("--kubeconfig="+m.conf, "--config-dir="+filepath.Join(m.root, "kubelet.d"), "--hostname-override="+nodeName)
-		}, map[string]Status{"kubelet": Warning}, []string{"kubelet: 10-a.conf was written"}},
+		}, map[string]checkup.Status{"kubelet": checkup.Warning}, []string{"kubelet: 10-a.conf was written"}},
 		"the kubelet has written its kubeconfig itself": {func(m *machine) {
 			m.started(time.Now().Add(-time.Hour))
 			m.age(m.kubeletConfig, 2*time.Hour)
 			m.writeOverwritten()
-		}, map[string]Status{"kubelet-kubeconfig": Failure, "kubelet-exec": Skipped}, nil},
+		}, map[string]checkup.Status{"kubelet-kubeconfig": checkup.Failure, "kubelet-exec": checkup.Skipped}, nil},
 		"one in a container is not ours": {func(m *machine) {
 			m.process(100, "kubelet", "kubelet", "--bootstrap-kubeconfig=/x")
 			for pid, namespace := range map[string]string{"self": "mnt:[1]", "100": "mnt:[2]", fmt.Sprint(kubeletPID): "mnt:[1]"} {
@@ -234,68 +235,68 @@ func TestTheKubeletAndItsKubeconfig(t *testing.T) {
 			}
 		}, nil, nil},
 		"no proc": {func(m *machine) { m.remove(m.proc); m.config.NodeName = nodeName },
-			map[string]Status{"kubelet": Skipped, "kubelet-bootstrap": Skipped, "kubelet-rotation": Skipped}, nil},
+			map[string]checkup.Status{"kubelet": checkup.Skipped, "kubelet-bootstrap": checkup.Skipped, "kubelet-rotation": checkup.Skipped}, nil},
 		"no --kubeconfig": {func(m *machine) { m.run("--rotate-certificates=false", "--hostname-override="+nodeName) },
-			map[string]Status{"kubelet-kubeconfig": Failure}, []string{"kubelet-kubeconfig: no API server"}},
+			map[string]checkup.Status{"kubelet-kubeconfig": checkup.Failure}, []string{"kubelet-kubeconfig: no API server"}},
 		"its configuration file is gone": {func(m *machine) {
 			m.run("--kubeconfig="+m.conf, "--config=/nowhere.yaml", "--hostname-override="+nodeName)
 		},
-			map[string]Status{"kubelet-rotation": Failure}, nil},
+			map[string]checkup.Status{"kubelet-rotation": checkup.Failure}, nil},
 		"a link to a drop-in leads nowhere": {func(m *machine) {
 			m.write(filepath.Join(m.root, "kubelet.d", "20.txt"), "", 0o644)
 			if err := os.Symlink("real", filepath.Join(m.root, "kubelet.d", "10.conf")); err != nil {
 				m.t.Fatal(err)
 			}
 			m.run("--kubeconfig="+m.conf, "--config-dir="+filepath.Join(m.root, "kubelet.d"), "--hostname-override="+nodeName)
-		}, map[string]Status{"kubelet-rotation": Failure}, []string{"kubelet-rotation: correct the file, so that the kubelet can read it"}},
+		}, map[string]checkup.Status{"kubelet-rotation": checkup.Failure}, []string{"kubelet-rotation: correct the file, so that the kubelet can read it"}},
 		"its configuration file is no YAML": {func(m *machine) {
 			m.write(m.kubeletConfig, "{", 0o644)
 			m.run("--kubeconfig="+m.conf, "--config="+m.kubeletConfig, "--hostname-override="+nodeName)
-		}, map[string]Status{"kubelet-rotation": Failure}, nil},
-		"kubelet.conf missing": {func(m *machine) { m.remove(m.conf) }, map[string]Status{"kubelet-kubeconfig": Failure, "kubelet-exec": Skipped}, nil},
+		}, map[string]checkup.Status{"kubelet-rotation": checkup.Failure}, nil},
+		"kubelet.conf missing": {func(m *machine) { m.remove(m.conf) }, map[string]checkup.Status{"kubelet-kubeconfig": checkup.Failure, "kubelet-exec": checkup.Skipped}, nil},
 		"kubelet.conf is nonsense": {func(m *machine) { m.write(m.conf, "token: "+token, 0o600) },
-			map[string]Status{"kubelet-kubeconfig": Failure, "kubelet-exec": Skipped}, nil},
+			map[string]checkup.Status{"kubelet-kubeconfig": checkup.Failure, "kubelet-exec": checkup.Skipped}, nil},
 		"kubelet.conf writable by others": {func(m *machine) { m.chmod(m.conf, 0o666) },
-			map[string]Status{"kubelet-kubeconfig": Failure, "kubelet-exec": Skipped}, []string{"kubelet-kubeconfig: 0666"}},
-		"kubelet.conf readable by others": {func(m *machine) { m.chmod(m.conf, 0o644) }, map[string]Status{"kubelet-kubeconfig": Warning}, []string{"kubelet-kubeconfig: chmod 0600"}},
+			map[string]checkup.Status{"kubelet-kubeconfig": checkup.Failure, "kubelet-exec": checkup.Skipped}, []string{"kubelet-kubeconfig: 0666"}},
+		"kubelet.conf readable by others": {func(m *machine) { m.chmod(m.conf, 0o644) }, map[string]checkup.Status{"kubelet-kubeconfig": checkup.Warning}, []string{"kubelet-kubeconfig: chmod 0600"}},
 		"another exec plugin": {func(m *machine) { m.writeConf(m.command, "/usr/bin/aws-iam-authenticator") },
-			map[string]Status{"kubelet-kubeconfig": Failure, "kubelet-exec": Skipped}, nil},
+			map[string]checkup.Status{"kubelet-kubeconfig": checkup.Failure, "kubelet-exec": checkup.Skipped}, nil},
 		"the plugin and a token": {func(m *machine) { m.writeConf("exec:", "token: "+token+"\n    exec:") },
-			map[string]Status{"kubelet-kubeconfig": Failure, "kubelet-exec": Skipped}, []string{"kubelet-kubeconfig: another credential beside it"}},
+			map[string]checkup.Status{"kubelet-kubeconfig": checkup.Failure, "kubelet-exec": checkup.Skipped}, []string{"kubelet-kubeconfig: another credential beside it"}},
 		"the plugin and a client certificate": {func(m *machine) { m.writeConf("exec:", "client-certificate: /x\n    client-key: /x\n    exec:") },
-			map[string]Status{"kubelet-kubeconfig": Failure, "kubelet-exec": Skipped}, []string{"kubelet-kubeconfig: another credential beside it"}},
+			map[string]checkup.Status{"kubelet-kubeconfig": checkup.Failure, "kubelet-exec": checkup.Skipped}, []string{"kubelet-kubeconfig: another credential beside it"}},
 		"the plugin and a client certificate, on a control plane": {func(m *machine) {
 			m.writeConf("exec:", "client-certificate: /x\n    client-key: /x\n    exec:")
 			m.write(filepath.Join(m.root, "manifests", "kube-apiserver.yaml"), "", 0o600)
-		}, map[string]Status{"kubelet-kubeconfig": Failure, "kubelet-exec": Skipped}, nil},
+		}, map[string]checkup.Status{"kubelet-kubeconfig": checkup.Failure, "kubelet-exec": checkup.Skipped}, nil},
 		"a token": {func(m *machine) { m.write(m.conf, m.kubeconfig("a", "b", "{token: "+token+"}"), 0o600) },
-			map[string]Status{"kubelet-kubeconfig": Failure, "kubelet-exec": Skipped}, nil},
+			map[string]checkup.Status{"kubelet-kubeconfig": checkup.Failure, "kubelet-exec": checkup.Skipped}, nil},
 		"a client certificate": {func(m *machine) {
 			m.write(m.conf, m.kubeconfig("a", "b", "{client-certificate: /x, client-key: /x}"), 0o600)
 		},
-			map[string]Status{"kubelet-kubeconfig": Failure, "kubelet-exec": Skipped}, nil},
+			map[string]checkup.Status{"kubelet-kubeconfig": checkup.Failure, "kubelet-exec": checkup.Skipped}, nil},
 		"a client certificate, on a control plane": {func(m *machine) {
 			m.write(m.conf, m.kubeconfig("a", "b", "{client-certificate: /x, client-key: /x}"), 0o600)
 			m.write(filepath.Join(m.root, "manifests", "kube-apiserver.yaml"), "", 0o600)
-		}, map[string]Status{"kubelet-kubeconfig": Warning, "kubelet-exec": Skipped}, []string{"kubelet-kubeconfig: unattestedNodes"}},
+		}, map[string]checkup.Status{"kubelet-kubeconfig": checkup.Warning, "kubelet-exec": checkup.Skipped}, []string{"kubelet-kubeconfig: unattestedNodes"}},
 		"the cluster has no CA check": {func(m *machine) { m.writeConf("certificate-authority-data:", "insecure-skip-tls-verify: true\n    x:") },
-			map[string]Status{"kubelet-kubeconfig": Failure}, nil},
-		"the command is not there":      {func(m *machine) { m.remove(m.command) }, map[string]Status{"kubelet-exec": Failure}, []string{"kubelet-exec: no such file"}},
-		"the command is not executable": {func(m *machine) { m.chmod(m.command, 0o644) }, map[string]Status{"kubelet-exec": Failure}, []string{"kubelet-exec: not executable"}},
-		"the command is a directory":    {func(m *machine) { m.remove(m.command); m.write(filepath.Join(m.command, "x"), "", 0o600) }, map[string]Status{"kubelet-exec": Failure}, nil},
-		"others may write the command":  {func(m *machine) { m.chmod(m.command, 0o777) }, map[string]Status{"kubelet-exec": Failure}, nil},
+			map[string]checkup.Status{"kubelet-kubeconfig": checkup.Failure}, nil},
+		"the command is not there":      {func(m *machine) { m.remove(m.command) }, map[string]checkup.Status{"kubelet-exec": checkup.Failure}, []string{"kubelet-exec: no such file"}},
+		"the command is not executable": {func(m *machine) { m.chmod(m.command, 0o644) }, map[string]checkup.Status{"kubelet-exec": checkup.Failure}, []string{"kubelet-exec: not executable"}},
+		"the command is a directory":    {func(m *machine) { m.remove(m.command); m.write(filepath.Join(m.command, "x"), "", 0o600) }, map[string]checkup.Status{"kubelet-exec": checkup.Failure}, nil},
+		"others may write the command":  {func(m *machine) { m.chmod(m.command, 0o777) }, map[string]checkup.Status{"kubelet-exec": checkup.Failure}, nil},
 		"the command is a provider's":   {func(m *machine) { m.write(m.command+"-acme", "", 0o755); m.writeConf(m.command, m.command+"-acme") }, nil, nil},
-		"exec API v1beta1":              {func(m *machine) { m.writeConf("k8s.io/v1", "k8s.io/v1beta1") }, map[string]Status{"kubelet-exec": Warning}, nil},
-		"exec API v1alpha1":             {func(m *machine) { m.writeConf("k8s.io/v1", "k8s.io/v1alpha1") }, map[string]Status{"kubelet-exec": Failure}, nil},
-		"interactiveMode Always":        {func(m *machine) { m.writeConf("interactiveMode: Never", "interactiveMode: Always") }, map[string]Status{"kubelet-exec": Failure}, nil},
-		"interactiveMode missing":       {func(m *machine) { m.writeConf("interactiveMode: Never", "") }, map[string]Status{"kubelet-exec": Failure}, nil},
-		"interactiveMode IfAvailable":   {func(m *machine) { m.writeConf("interactiveMode: Never", "interactiveMode: IfAvailable") }, map[string]Status{"kubelet-exec": Warning}, nil},
-		"no provideClusterInfo":         {func(m *machine) { m.writeConf("provideClusterInfo: true", "provideClusterInfo: false") }, map[string]Status{"kubelet-exec": Warning}, nil},
+		"exec API v1beta1":              {func(m *machine) { m.writeConf("k8s.io/v1", "k8s.io/v1beta1") }, map[string]checkup.Status{"kubelet-exec": checkup.Warning}, nil},
+		"exec API v1alpha1":             {func(m *machine) { m.writeConf("k8s.io/v1", "k8s.io/v1alpha1") }, map[string]checkup.Status{"kubelet-exec": checkup.Failure}, nil},
+		"interactiveMode Always":        {func(m *machine) { m.writeConf("interactiveMode: Never", "interactiveMode: Always") }, map[string]checkup.Status{"kubelet-exec": checkup.Failure}, nil},
+		"interactiveMode missing":       {func(m *machine) { m.writeConf("interactiveMode: Never", "") }, map[string]checkup.Status{"kubelet-exec": checkup.Failure}, nil},
+		"interactiveMode IfAvailable":   {func(m *machine) { m.writeConf("interactiveMode: Never", "interactiveMode: IfAvailable") }, map[string]checkup.Status{"kubelet-exec": checkup.Warning}, nil},
+		"no provideClusterInfo":         {func(m *machine) { m.writeConf("provideClusterInfo: true", "provideClusterInfo: false") }, map[string]checkup.Status{"kubelet-exec": checkup.Warning}, nil},
 		"two things at once": {func(m *machine) {
 			m.chmod(m.command, 0o644)
 			m.writeConf("provideClusterInfo: true", "provideClusterInfo: false")
 		},
-			map[string]Status{"kubelet-exec": Failure}, []string{"kubelet-exec: not executable", "kubelet-exec: provideClusterInfo"}},
+			map[string]checkup.Status{"kubelet-exec": checkup.Failure}, []string{"kubelet-exec: not executable", "kubelet-exec: provideClusterInfo"}},
 	})
 }
 
@@ -304,7 +305,7 @@ func TestTheKubeletAndItsKubeconfig(t *testing.T) {
 func TestOnlyOursIsAPass(t *testing.T) {
 	e := newExamination(t.Context(), newMachine(t).options())
 	for kind := range kubelet.Kind(64) {
-		if f := e.judgeConf(kubelet.Kubeconfig{Path: "/nowhere", Kind: kind, Problem: errors.New("x")}); (f.status == Failure) == (kind == kubelet.Ours) {
+		if f := e.judgeConf(kubelet.Kubeconfig{Path: "/nowhere", Kind: kind, Problem: errors.New("x")}); (f.Status == checkup.Failure) == (kind == kubelet.Ours) {
 			t.Errorf("%s: %+v", kind, f)
 		}
 	}
@@ -324,11 +325,11 @@ func TestTheChoiceOfTheEndorsementKey(t *testing.T) {
 		}
 	}
 	checkStates(t, map[string]scenario{
-		"none yet":      {nil, map[string]Status{}, []string{"ek-template: auto, and the node has not enrolled yet"}},
-		"auto":          {remembered("auto", ""), map[string]Status{}, []string{"ek-template: auto, enrolled with ecc-p256"}},
-		"the same":      {remembered("ecc-p256", "ecc-p256"), map[string]Status{}, []string{"ek-template: ecc-p256, enrolled with ecc-p256"}},
-		"another":       {remembered("rsa-2048", "rsa-2048"), map[string]Status{"ek-template": Warning}, []string{"ek-template: enrolled with ecc-p256, and ekTemplate is rsa-2048", "ek-template: or restore ekTemplate"}},
-		"it is damaged": {func(m *machine) { m.write(m.certs.File(cache.StateFile), "{", 0o600) }, map[string]Status{"ek-template": Skipped, "last-result": Warning, "signer": Warning}, []string{"ek-template: see last-result"}},
+		"none yet":      {nil, map[string]checkup.Status{}, []string{"ek-template: auto, and the node has not enrolled yet"}},
+		"auto":          {remembered("auto", ""), map[string]checkup.Status{}, []string{"ek-template: auto, enrolled with ecc-p256"}},
+		"the same":      {remembered("ecc-p256", "ecc-p256"), map[string]checkup.Status{}, []string{"ek-template: ecc-p256, enrolled with ecc-p256"}},
+		"another":       {remembered("rsa-2048", "rsa-2048"), map[string]checkup.Status{"ek-template": checkup.Warning}, []string{"ek-template: enrolled with ecc-p256, and ekTemplate is rsa-2048", "ek-template: or restore ekTemplate"}},
+		"it is damaged": {func(m *machine) { m.write(m.certs.File(cache.StateFile), "{", 0o600) }, map[string]checkup.Status{"ek-template": checkup.Skipped, "last-result": checkup.Warning, "signer": checkup.Warning}, []string{"ek-template: see last-result"}},
 	})
 }
 
@@ -340,34 +341,34 @@ func TestTheDevice(t *testing.T) {
 	checkStates(t, map[string]scenario{
 		"absent": {func(m *machine) {
 			m.attestor.err = &provider.Error{Class: provider.NoDevice, Hint: "look in the firmware", Err: errors.New("no TPM can be opened")}
-		}, map[string]Status{"tpm": Failure, "ek-certificate": Skipped}, []string{"tpm: look in the firmware", "ek-certificate: see tpm"}},
+		}, map[string]checkup.Status{"tpm": checkup.Failure, "ek-certificate": checkup.Skipped}, []string{"tpm: look in the firmware", "ek-certificate: see tpm"}},
 		"a command refused": {func(m *machine) {
 			m.attestor.err = &provider.Error{Class: provider.DeviceFailed, Hint: "h", Err: errors.New("TPM2_CreatePrimary: TPM_RC_LOCKOUT")}
-		}, map[string]Status{"tpm": Failure, "ek-certificate": Skipped}, []string{"tpm: TPM_RC_LOCKOUT"}},
+		}, map[string]checkup.Status{"tpm": checkup.Failure, "ek-certificate": checkup.Skipped}, []string{"tpm: TPM_RC_LOCKOUT"}},
 		"no right to open it": {func(m *machine) {
 			m.attestor.err = &provider.Error{Class: provider.NoDevice, Err: &os.PathError{Op: "open", Path: "/dev/tpm0", Err: os.ErrPermission}}
 		},
-			map[string]Status{"tpm": Skipped, "ek-certificate": Skipped}, []string{"tpm: run this as root"}},
+			map[string]checkup.Status{"tpm": checkup.Skipped, "ek-certificate": checkup.Skipped}, []string{"tpm: run this as root"}},
 		"a panic in the driver": {func(m *machine) { m.attestor.identify = func(context.Context) { panic("nil: " + token) } },
-			map[string]Status{"tpm": Failure, "ek-certificate": Failure}, []string{"tpm: panic"}},
+			map[string]checkup.Status{"tpm": checkup.Failure, "ek-certificate": checkup.Failure}, []string{"tpm: panic"}},
 		"it hangs": {func(m *machine) {
 			m.timeout = 2 * time.Second
 			m.attestor.identify = func(context.Context) { select {} }
-		}, map[string]Status{"tpm": Failure, "ek-certificate": Failure}, []string{"tpm: not finished within 2s"}},
+		}, map[string]checkup.Status{"tpm": checkup.Failure, "ek-certificate": checkup.Failure}, []string{"tpm: not finished within 2s"}},
 		"it does not answer in time": {func(m *machine) {
 			m.timeout = 2 * time.Second
 			m.attestor.identify = func(ctx context.Context) {
 				<-ctx.Done()
 				m.attestor.err = fmt.Errorf("TPM2_CreatePrimary: %w", ctx.Err())
 			}
-		}, map[string]Status{"tpm": Failure, "ek-certificate": Skipped}, []string{"tpm: TPM2_CreatePrimary", "tpm: --timeout"}},
-		"a provider without one":            {func(m *machine) { m.config.Provider = "deviceless"; m.writeBootstrap("{token: " + token + "}") }, map[string]Status{"tpm": Skipped, "ek-certificate": Skipped, "ek-template": Skipped, "bootstrap-credential": OK}, []string{"bootstrap-credential: does not renew"}},
-		"a device without endorsement keys": {withEKs(), map[string]Status{"ek-certificate": Skipped}, nil},
-		"no certificate":                    {withEKs(fmt.Sprintf(ek, "")), map[string]Status{"ek-certificate": Warning}, []string{"ek-certificate: inventory"}},
-		"a certificate that does not parse": {withEKs(fmt.Sprintf(ek, `,"certificate":{"problem":"it does not parse"}`)), map[string]Status{"ek-certificate": Warning}, []string{"ek-certificate: it does not parse"}},
-		"a certificate that was left out":   {withEKs(fmt.Sprintf(ek, `,"problem":"not this key's"`)), map[string]Status{"ek-certificate": Warning}, []string{"ek-certificate: not this key's"}},
+		}, map[string]checkup.Status{"tpm": checkup.Failure, "ek-certificate": checkup.Skipped}, []string{"tpm: TPM2_CreatePrimary", "tpm: --timeout"}},
+		"a provider without one":            {func(m *machine) { m.config.Provider = "deviceless"; m.writeBootstrap("{token: " + token + "}") }, map[string]checkup.Status{"tpm": checkup.Skipped, "ek-certificate": checkup.Skipped, "ek-template": checkup.Skipped, "bootstrap-credential": checkup.OK}, []string{"bootstrap-credential: does not renew"}},
+		"a device without endorsement keys": {withEKs(), map[string]checkup.Status{"ek-certificate": checkup.Skipped}, nil},
+		"no certificate":                    {withEKs(fmt.Sprintf(ek, "")), map[string]checkup.Status{"ek-certificate": checkup.Warning}, []string{"ek-certificate: inventory"}},
+		"a certificate that does not parse": {withEKs(fmt.Sprintf(ek, `,"certificate":{"problem":"it does not parse"}`)), map[string]checkup.Status{"ek-certificate": checkup.Warning}, []string{"ek-certificate: it does not parse"}},
+		"a certificate that was left out":   {withEKs(fmt.Sprintf(ek, `,"problem":"not this key's"`)), map[string]checkup.Status{"ek-certificate": checkup.Warning}, []string{"ek-certificate: not this key's"}},
 		"one good certificate will do":      {withEKs(fmt.Sprintf(ek, `,"certificate":{"notAfter":"2036"}`), fmt.Sprintf(ek, "")), nil, nil},
-		"a key that is slow to make":        {withEKs(fmt.Sprintf(ek, `,"slow":true,"certificate":{"notAfter":"2036"}`)), map[string]Status{"ek-certificate": Warning}, nil},
+		"a key that is slow to make":        {withEKs(fmt.Sprintf(ek, `,"slow":true,"certificate":{"notAfter":"2036"}`)), map[string]checkup.Status{"ek-certificate": checkup.Warning}, nil},
 	})
 }
 
@@ -375,19 +376,19 @@ func TestFiles(t *testing.T) {
 	current := func(m *machine) string { return m.certs.File(cache.CurrentFile) }
 	checkStates(t, map[string]scenario{
 		"directory writable by others": {func(m *machine) { m.chmod(m.certs.Path(), 0o777) },
-			map[string]Status{"certificate-directory": Failure, "certificate-accepted": Skipped, "certificate-writes": Skipped, "bootstrap-kubeconfig": Failure, "csr-create": Skipped, "csr-watch": Skipped, "bootstrap-credential": Skipped},
+			map[string]checkup.Status{"certificate-directory": checkup.Failure, "certificate-accepted": checkup.Skipped, "certificate-writes": checkup.Skipped, "bootstrap-kubeconfig": checkup.Failure, "csr-create": checkup.Skipped, "csr-watch": checkup.Skipped, "bootstrap-credential": checkup.Skipped},
 			[]string{"certificate-directory: chmod 0700"}},
-		"directory open to look into": {func(m *machine) { m.chmod(m.certs.Path(), 0o755) }, map[string]Status{"certificate-directory": Warning}, nil},
-		"a folder above is writable": {func(m *machine) { m.chmod(m.root, 0o777) }, map[string]Status{"certificate-directory": Failure, "configuration": Failure, "bootstrap-kubeconfig": Warning, "kubelet-kubeconfig": Failure, "kubelet-exec": Skipped},
+		"directory open to look into": {func(m *machine) { m.chmod(m.certs.Path(), 0o755) }, map[string]checkup.Status{"certificate-directory": checkup.Warning}, nil},
+		"a folder above is writable": {func(m *machine) { m.chmod(m.root, 0o777) }, map[string]checkup.Status{"certificate-directory": checkup.Failure, "configuration": checkup.Failure, "bootstrap-kubeconfig": checkup.Warning, "kubelet-kubeconfig": checkup.Failure, "kubelet-exec": checkup.Skipped},
 			[]string{"certificate-directory: others may write into it", "configuration: chmod go-w"}},
-		"key readable by others":   {func(m *machine) { m.chmod(current(m), 0o644) }, map[string]Status{"certificate-directory": Failure}, []string{"certificate-directory: others may read the credential"}},
-		"state readable by others": {func(m *machine) { m.chmod(m.certs.File(cache.StateFile), 0o644) }, map[string]Status{"certificate-directory": Warning}, nil},
-		"state writable by others": {func(m *machine) { m.chmod(m.certs.File(cache.StateFile), 0o666) }, map[string]Status{"ek-template": Skipped, "certificate-directory": Failure, "last-result": Warning, "signer": Warning}, nil},
+		"key readable by others":   {func(m *machine) { m.chmod(current(m), 0o644) }, map[string]checkup.Status{"certificate-directory": checkup.Failure}, []string{"certificate-directory: others may read the credential"}},
+		"state readable by others": {func(m *machine) { m.chmod(m.certs.File(cache.StateFile), 0o644) }, map[string]checkup.Status{"certificate-directory": checkup.Warning}, nil},
+		"state writable by others": {func(m *machine) { m.chmod(m.certs.File(cache.StateFile), 0o666) }, map[string]checkup.Status{"ek-template": checkup.Skipped, "certificate-directory": checkup.Failure, "last-result": checkup.Warning, "signer": checkup.Warning}, nil},
 		"a link in a file's place": {func(m *machine) {
 			if err := errors.Join(os.Rename(current(m), current(m)+".real"), os.Symlink(current(m)+".real", current(m))); err != nil {
 				m.t.Fatal(err)
 			}
-		}, map[string]Status{"certificate-directory": Failure, "certificate": Failure, "certificate-accepted": Skipped, "certificate-writes": Skipped, "bootstrap-kubeconfig": Failure, "csr-create": Skipped, "csr-watch": Skipped},
+		}, map[string]checkup.Status{"certificate-directory": checkup.Failure, "certificate": checkup.Failure, "certificate-accepted": checkup.Skipped, "certificate-writes": checkup.Skipped, "bootstrap-kubeconfig": checkup.Failure, "csr-create": checkup.Skipped, "csr-watch": checkup.Skipped},
 			[]string{"certificate: symbolic link"}},
 		"another user's file": {func(m *machine) {
 			if os.Geteuid() != 0 {
@@ -396,53 +397,53 @@ func TestFiles(t *testing.T) {
 			if err := os.Chown(m.certs.File(cache.StateFile), 12345, -1); err != nil {
 				m.t.Fatal(err)
 			}
-		}, map[string]Status{"certificate-directory": Failure, "ek-template": Skipped, "last-result": Warning, "signer": Warning}, []string{"certificate-directory: another user"}},
+		}, map[string]checkup.Status{"certificate-directory": checkup.Failure, "ek-template": checkup.Skipped, "last-result": checkup.Warning, "signer": checkup.Warning}, []string{"certificate-directory: another user"}},
 		"files set aside": {func(m *machine) { m.write(current(m)+".set-aside-20260101T000000.000000000Z", "", 0o644) },
-			map[string]Status{"certificate-directory": Warning}, []string{"certificate-directory: set aside"}},
+			map[string]checkup.Status{"certificate-directory": checkup.Warning}, []string{"certificate-directory: set aside"}},
 		"a file in the directory's place": {func(m *machine) { m.remove(m.certs.Path()); m.write(m.certs.Path(), "", 0o600) },
-			with(fresh, "ek-template", Skipped, "certificate-directory", Failure, "bootstrap-kubeconfig", Failure, "bootstrap-credential", Skipped, "csr-create", Skipped, "csr-watch", Skipped, "signer", Skipped, "last-result", Warning), nil},
+			with(fresh, "ek-template", checkup.Skipped, "certificate-directory", checkup.Failure, "bootstrap-kubeconfig", checkup.Failure, "bootstrap-credential", checkup.Skipped, "csr-create", checkup.Skipped, "csr-watch", checkup.Skipped, "signer", checkup.Skipped, "last-result", checkup.Warning), nil},
 		"configuration wrong": {func(m *machine) {
 			m.configErr = &authenticator.Failure{Reason: authenticator.Configuration, Hint: "see docs", Err: errors.New("unknown field")}
-		}, map[string]Status{"configuration": Failure}, []string{"configuration: unknown field", "configuration: see docs"}},
-		"configuration writable by others": {func(m *machine) { m.write(filepath.Join(m.root, "config.yaml"), "", 0o666) }, map[string]Status{"configuration": Failure}, []string{"configuration: others may write it (UID 0, mode 0666)", "configuration: chown root"}},
-		"configuration is a fifo":          {func(m *machine) { m.fifo(filepath.Join(m.root, "config.yaml")) }, map[string]Status{"configuration": Failure}, []string{"configuration: not a regular file"}},
+		}, map[string]checkup.Status{"configuration": checkup.Failure}, []string{"configuration: unknown field", "configuration: see docs"}},
+		"configuration writable by others": {func(m *machine) { m.write(filepath.Join(m.root, "config.yaml"), "", 0o666) }, map[string]checkup.Status{"configuration": checkup.Failure}, []string{"configuration: others may write it (UID 0, mode 0666)", "configuration: chown root"}},
+		"configuration is a fifo":          {func(m *machine) { m.fifo(filepath.Join(m.root, "config.yaml")) }, map[string]checkup.Status{"configuration": checkup.Failure}, []string{"configuration: not a regular file"}},
 		"configuration readable by others": {func(m *machine) { m.write(filepath.Join(m.root, "config.yaml"), "", 0o644) }, nil, nil},
 		"metrics":                          {func(m *machine) { m.config.MetricsTextfile = filepath.Join(m.root, "x.prom") }, nil, nil},
 		"metrics, no directory": {func(m *machine) { m.config.MetricsTextfile = filepath.Join(m.root, "none", "x.prom") },
-			map[string]Status{"configuration": Warning}, []string{"configuration: no such file", "configuration: --collector.textfile.directory"}},
+			map[string]checkup.Status{"configuration": checkup.Warning}, []string{"configuration: no such file", "configuration: --collector.textfile.directory"}},
 		"metrics, a file in the directory's place": {func(m *machine) { m.config.MetricsTextfile = filepath.Join(m.root, "config.yaml", "x.prom") },
-			map[string]Status{"configuration": Warning}, []string{"configuration: no metrics are written"}},
+			map[string]checkup.Status{"configuration": checkup.Warning}, []string{"configuration: no metrics are written"}},
 		"no such provider": {func(m *machine) {
 			m.config.Provider = "nonsense"
 			m.configErr = &authenticator.Failure{Reason: authenticator.Configuration, Hint: "see docs", Err: errors.New("provider nonsense")}
 		},
-			map[string]Status{"configuration": Failure, "tpm": Skipped, "ek-certificate": Skipped, "ek-template": Skipped, "csr-create": Skipped, "signer": Skipped}, nil},
+			map[string]checkup.Status{"configuration": checkup.Failure, "tpm": checkup.Skipped, "ek-certificate": checkup.Skipped, "ek-template": checkup.Skipped, "csr-create": checkup.Skipped, "signer": checkup.Skipped}, nil},
 	})
 }
 
 func TestTheCertificate(t *testing.T) {
-	lost := map[string]Status{"certificate": Failure, "certificate-accepted": Skipped, "certificate-writes": Skipped, "bootstrap-kubeconfig": Failure, "csr-create": Skipped, "csr-watch": Skipped}
+	lost := map[string]checkup.Status{"certificate": checkup.Failure, "certificate-accepted": checkup.Skipped, "certificate-writes": checkup.Skipped, "bootstrap-kubeconfig": checkup.Failure, "csr-create": checkup.Skipped, "csr-watch": checkup.Skipped}
 	day := 24 * time.Hour
 	checkStates(t, map[string]scenario{
 		"none":                                 {func(m *machine) { m.remove(m.certs.File(cache.CurrentFile)) }, lost, []string{"certificate: there is none yet"}},
 		"damaged":                              {func(m *machine) { m.write(m.certs.File(cache.CurrentFile), "SECRETKEY", 0o600) }, lost, nil},
 		"expired":                              {func(m *machine) { m.install(nodeName, time.Now().Add(-2*day), time.Now().Add(-day)) }, lost, []string{"certificate: expired at"}},
-		"too early":                            {func(m *machine) { m.install(nodeName, time.Now().Add(day), time.Now().Add(2*day)) }, map[string]Status{"certificate": Warning}, []string{"certificate: clock"}},
-		"overdue":                              {func(m *machine) { m.install(nodeName, time.Now().Add(-99*time.Hour), time.Now().Add(time.Hour)) }, map[string]Status{"certificate": Warning}, []string{"certificate: due since"}},
-		"another node's":                       {func(m *machine) { m.install("worker-2", time.Now().Add(-time.Hour), time.Now().Add(day)) }, map[string]Status{"certificate": Failure}, []string{"certificate: worker-2"}},
+		"too early":                            {func(m *machine) { m.install(nodeName, time.Now().Add(day), time.Now().Add(2*day)) }, map[string]checkup.Status{"certificate": checkup.Warning}, []string{"certificate: clock"}},
+		"overdue":                              {func(m *machine) { m.install(nodeName, time.Now().Add(-99*time.Hour), time.Now().Add(time.Hour)) }, map[string]checkup.Status{"certificate": checkup.Warning}, []string{"certificate: due since"}},
+		"another node's":                       {func(m *machine) { m.install("worker-2", time.Now().Add(-time.Hour), time.Now().Add(day)) }, map[string]checkup.Status{"certificate": checkup.Failure}, []string{"certificate: worker-2"}},
 		"another node's, by the configuration": {func(m *machine) { m.config.NodeName = "worker-2" }, lost, []string{"certificate: but this is node worker-2", "bootstrap-kubeconfig: there is no usable certificate"}},
-		"another host's":                       {func(m *machine) { m.run("--kubeconfig="+m.conf, "--rotate-certificates=false") }, map[string]Status{"certificate": Warning}, []string{"certificate: nodeName"}},
+		"another host's":                       {func(m *machine) { m.run("--kubeconfig="+m.conf, "--rotate-certificates=false") }, map[string]checkup.Status{"certificate": checkup.Warning}, []string{"certificate: nodeName"}},
 		"rejected": {func(m *machine) { m.replies["POST "+reviewURL] = reply{401, ""} },
-			map[string]Status{"certificate-accepted": Failure, "bootstrap-kubeconfig": Warning, "csr-create": Skipped, "csr-watch": Skipped}, []string{"certificate-accepted: --client-ca-file", "bootstrap-kubeconfig: rejects"}},
+			map[string]checkup.Status{"certificate-accepted": checkup.Failure, "bootstrap-kubeconfig": checkup.Warning, "csr-create": checkup.Skipped, "csr-watch": checkup.Skipped}, []string{"certificate-accepted: --client-ca-file", "bootstrap-kubeconfig: rejects"}},
 		"taken for somebody else": {func(m *machine) {
 			m.replies["POST "+reviewURL] = reply{201, `{"status":{"userInfo":{"username":"eve"}}}`}
-		}, map[string]Status{"certificate-accepted": Failure}, []string{"certificate-accepted: eve"}},
+		}, map[string]checkup.Status{"certificate-accepted": checkup.Failure}, []string{"certificate-accepted: eve"}},
 		"whoami is not allowed": {func(m *machine) { m.replies["POST "+reviewURL] = reply{403, ""} }, nil, nil},
 		"from another cluster": {func(m *machine) {
 			ca, _ := newCA(m.t)
 			m.cluster.CertificateAuthorityData = pemOf("CERTIFICATE", ca.Raw)
 			m.install(nodeName, time.Now().Add(-time.Hour), time.Now().Add(day))
-		}, map[string]Status{"bootstrap-kubeconfig": Warning, "csr-create": Skipped, "csr-watch": Skipped}, []string{"bootstrap-kubeconfig: came from another cluster"}},
+		}, map[string]checkup.Status{"bootstrap-kubeconfig": checkup.Warning, "csr-create": checkup.Skipped, "csr-watch": checkup.Skipped}, []string{"bootstrap-kubeconfig: came from another cluster"}},
 	})
 }
 
@@ -450,8 +451,8 @@ func TestTheBootstrapCredential(t *testing.T) {
 	bare := func(credential string) func(*machine) {
 		return func(m *machine) { m.bare(); m.writeBootstrap(credential) }
 	}
-	refused := with(fresh, "bootstrap-kubeconfig", Failure, "bootstrap-credential", Skipped, "csr-create", Skipped, "csr-watch", Skipped, "signer", Skipped)
-	unknown := with(fresh, "bootstrap-credential", Failure, "csr-create", Skipped, "csr-watch", Skipped, "signer", Skipped)
+	refused := with(fresh, "bootstrap-kubeconfig", checkup.Failure, "bootstrap-credential", checkup.Skipped, "csr-create", checkup.Skipped, "csr-watch", checkup.Skipped, "signer", checkup.Skipped)
+	unknown := with(fresh, "bootstrap-credential", checkup.Failure, "csr-create", checkup.Skipped, "csr-watch", checkup.Skipped, "signer", checkup.Skipped)
 	jwt := "a." + base64.RawURLEncoding.EncodeToString([]byte(`{"exp":1000000000}`)) + ".c"
 	checkStates(t, map[string]scenario{
 		"an unknown token": {bare("{token: abcdef.fedcba9876543210}"), unknown, []string{"bootstrap-credential: 401", "bootstrap-credential: kubeadm token create"}},
@@ -474,11 +475,11 @@ func TestTheBootstrapCredential(t *testing.T) {
 		}, refused, nil},
 		"writable by others": {func(m *machine) { m.bare(); m.chmod(m.bootstrap, 0o666) }, refused, []string{"bootstrap-kubeconfig: others may write it", "bootstrap-kubeconfig: chmod go-w"}},
 		"a fifo":             {func(m *machine) { m.bare(); m.fifo(m.bootstrap) }, refused, []string{"bootstrap-kubeconfig: not a regular file"}},
-		"readable by others": {func(m *machine) { m.bare(); m.chmod(m.bootstrap, 0o644) }, with(fresh, "bootstrap-kubeconfig", Failure), []string{"bootstrap-kubeconfig: others may read the credential"}},
+		"readable by others": {func(m *machine) { m.bare(); m.chmod(m.bootstrap, 0o644) }, with(fresh, "bootstrap-kubeconfig", checkup.Failure), []string{"bootstrap-kubeconfig: others may read the credential"}},
 		"in the certificate directory": {func(m *machine) {
 			m.bare()
 			m.withLock(func(*cache.Lock) error { return os.Rename(m.bootstrap, m.certs.File(cache.BootstrapFile)) })
-		}, with(fresh, "certificate-directory", OK), []string{"bootstrap-kubeconfig: certs/bootstrap.kubeconfig"}},
+		}, with(fresh, "certificate-directory", checkup.OK), []string{"bootstrap-kubeconfig: certs/bootstrap.kubeconfig"}},
 		// The plugin goes on to kubeadm's, which a join to this cluster has just written.
 		"another cluster's in the certificate directory, and kubeadm's": {func(m *machine) {
 			m.bare()
@@ -489,7 +490,7 @@ func TestTheBootstrapCredential(t *testing.T) {
 				return os.WriteFile(m.certs.File(cache.BootstrapFile), []byte(m.kubeconfig("kubernetes", "tls-bootstrap", "{token: abcdef.fedcba9876543210}")), 0o600)
 			})
 			m.cluster = here
-		}, with(fresh, "certificate-directory", OK), []string{"bootstrap-kubeconfig: bootstrap-kubelet.conf", "bootstrap-credential: system:bootstrap:abcdef", "csr-create: the bootstrap credential"}},
+		}, with(fresh, "certificate-directory", checkup.OK), []string{"bootstrap-kubeconfig: bootstrap-kubelet.conf", "bootstrap-credential: system:bootstrap:abcdef", "csr-create: the bootstrap credential"}},
 		"named by the configuration": {func(m *machine) {
 			m.bare()
 			m.config.BootstrapKubeconfig = m.bootstrap
@@ -509,12 +510,12 @@ func TestTheBootstrapCredential(t *testing.T) {
 			m.replies["POST "+csrPath], m.replies["GET "+csrPath], m.replies["GET "+csrPath+"?watch"] = reply{401, ""}, reply{401, ""}, reply{401, ""}
 			m.replies["GET "+bindingsURL] = reply{401, ""}
 		}, unknown, []string{"bootstrap-credential: expired at"}},
-		"not needed, and broken": {func(m *machine) { m.writeBootstrap("{}") }, map[string]Status{"bootstrap-kubeconfig": Warning}, nil},
+		"not needed, and broken": {func(m *machine) { m.writeBootstrap("{}") }, map[string]checkup.Status{"bootstrap-kubeconfig": checkup.Warning}, nil},
 	})
 }
 
 func TestTheAPIServer(t *testing.T) {
-	unreachable := map[string]Status{"api-server": Failure, "clock": Skipped, "certificate-accepted": Skipped, "certificate-writes": Skipped, "csr-create": Skipped, "csr-watch": Skipped}
+	unreachable := map[string]checkup.Status{"api-server": checkup.Failure, "clock": checkup.Skipped, "certificate-accepted": checkup.Skipped, "certificate-writes": checkup.Skipped, "csr-create": checkup.Skipped, "csr-watch": checkup.Skipped}
 	forbidden := reply{403, `{"message":"certificatesigningrequests is forbidden"}`}
 	csrs := func(m *machine, r ...string) { m.bare(); m.replies["GET "+csrPath] = reply{200, list(m.t, raws(r)...)} }
 	const decided = `{"metadata":{"name":"node-csr-z"},"status":{"conditions":[{"type":"Approved","lastUpdateTime":"2026-01-02T03:04:05Z"}]}}`
@@ -530,29 +531,29 @@ func TestTheAPIServer(t *testing.T) {
 		"wrong name": {func(m *machine) { m.cluster.TLSServerName = "other.example.com"; m.writeConf() }, unreachable, []string{"api-server: tls-server-name"}},
 		"right name": {func(m *machine) { m.cluster.TLSServerName = "api.example.com"; m.writeConf() }, nil, nil},
 		"expired": {func(m *machine) { m.serve(time.Now().Add(-2*time.Hour), time.Now().Add(-time.Hour)); m.writeConf() },
-			with(unreachable, "clock", Failure), []string{"clock: is not valid", "api-server: expired", "api-server: see clock"}},
+			with(unreachable, "clock", checkup.Failure), []string{"clock: is not valid", "api-server: expired", "api-server: see clock"}},
 		// Seconds are not said: the server's clock is known to one only, and may go on
 		// meanwhile.
-		"clock 6 min ahead":  {func(m *machine) { m.now = func() time.Time { return time.Now().Add(6*time.Minute + 30*time.Second) } }, map[string]Status{"clock": Failure}, []string{"clock: 6m", "clock: s ahead of"}},
-		"clock 6 min behind": {func(m *machine) { m.now = func() time.Time { return time.Now().Add(-6 * time.Minute) } }, map[string]Status{"clock": Failure}, []string{"clock: behind"}},
-		"clock 1 min behind": {func(m *machine) { m.now = func() time.Time { return time.Now().Add(-time.Minute) } }, map[string]Status{"clock": Warning}, nil},
+		"clock 6 min ahead":  {func(m *machine) { m.now = func() time.Time { return time.Now().Add(6*time.Minute + 30*time.Second) } }, map[string]checkup.Status{"clock": checkup.Failure}, []string{"clock: 6m", "clock: s ahead of"}},
+		"clock 6 min behind": {func(m *machine) { m.now = func() time.Time { return time.Now().Add(-6 * time.Minute) } }, map[string]checkup.Status{"clock": checkup.Failure}, []string{"clock: behind"}},
+		"clock 1 min behind": {func(m *machine) { m.now = func() time.Time { return time.Now().Add(-time.Minute) } }, map[string]checkup.Status{"clock": checkup.Warning}, nil},
 		"clock 20 s ahead":   {func(m *machine) { m.now = func() time.Time { return time.Now().Add(20 * time.Second) } }, nil, nil},
-		"create forbidden":   {func(m *machine) { m.replies["POST "+csrPath] = forbidden }, map[string]Status{"csr-create": Failure}, []string{"csr-create: 403", "csr-create: node-attestation-requester"}},
+		"create forbidden":   {func(m *machine) { m.replies["POST "+csrPath] = forbidden }, map[string]checkup.Status{"csr-create": checkup.Failure}, []string{"csr-create: 403", "csr-create: node-attestation-requester"}},
 		"create by a suspended machine": {func(m *machine) {
 			m.replies["POST "+csrPath] = reply{403, `{"message":"forbidden: ValidatingAdmissionPolicy 'p' with binding 'p' denied request: ` + attestation.MessageSuspended + `"}`}
-		}, map[string]Status{"csr-create": Failure}, []string{"csr-create: kubectl attest resume"}},
-		"create refused":  {func(m *machine) { m.replies["POST "+csrPath] = reply{422, `{"message":"admission says no"}`} }, map[string]Status{"csr-create": Failure}, []string{"csr-create: admission says no"}},
-		"watch forbidden": {func(m *machine) { m.replies["GET "+csrPath+"?watch"] = forbidden }, map[string]Status{"csr-watch": Warning}, nil},
-		"get forbidden":   {func(m *machine) { m.replies["GET "+csrPath+"/"] = forbidden }, map[string]Status{"csr-watch": Warning}, nil},
+		}, map[string]checkup.Status{"csr-create": checkup.Failure}, []string{"csr-create: kubectl attest resume"}},
+		"create refused":  {func(m *machine) { m.replies["POST "+csrPath] = reply{422, `{"message":"admission says no"}`} }, map[string]checkup.Status{"csr-create": checkup.Failure}, []string{"csr-create: admission says no"}},
+		"watch forbidden": {func(m *machine) { m.replies["GET "+csrPath+"?watch"] = forbidden }, map[string]checkup.Status{"csr-watch": checkup.Warning}, nil},
+		"get forbidden":   {func(m *machine) { m.replies["GET "+csrPath+"/"] = forbidden }, map[string]checkup.Status{"csr-watch": checkup.Warning}, nil},
 		"both forbidden": {func(m *machine) {
 			m.replies["GET "+csrPath+"?watch"], m.replies["GET "+csrPath+"/"] = forbidden, forbidden
-		}, map[string]Status{"csr-watch": Failure}, nil},
-		"list forbidden":                    {func(m *machine) { m.bare(); m.replies["GET "+csrPath] = forbidden }, with(fresh, "signer", Skipped), nil},
-		"signer decides":                    {func(m *machine) { csrs(m, undecided, decided) }, with(fresh, "signer", OK), []string{"signer: node-csr-z (Approved) at 2026-01-02T03:04:05Z"}},
+		}, map[string]checkup.Status{"csr-watch": checkup.Failure}, nil},
+		"list forbidden":                    {func(m *machine) { m.bare(); m.replies["GET "+csrPath] = forbidden }, with(fresh, "signer", checkup.Skipped), nil},
+		"signer decides":                    {func(m *machine) { csrs(m, undecided, decided) }, with(fresh, "signer", checkup.OK), []string{"signer: node-csr-z (Approved) at 2026-01-02T03:04:05Z"}},
 		"signer sleeps":                     {func(m *machine) { csrs(m, undecided, undecided) }, fresh, []string{"signer: none of its requests (2)"}},
 		"signer never seen":                 {func(m *machine) { csrs(m) }, fresh, []string{"signer: no request for signer " + signerName}},
-		"a message with an escape sequence": {func(m *machine) { m.replies["POST "+csrPath] = reply{422, `{"message":"\u001b[31mred"}`} }, map[string]Status{"csr-create": Failure}, []string{"csr-create: [31mred"}},
-		"bindings gone":                     {func(m *machine) { m.replies["GET "+bindingsURL] = reply{200, list(m.t)} }, map[string]Status{"auto-approve-bindings": OK}, nil},
+		"a message with an escape sequence": {func(m *machine) { m.replies["POST "+csrPath] = reply{422, `{"message":"\u001b[31mred"}`} }, map[string]checkup.Status{"csr-create": checkup.Failure}, []string{"csr-create: [31mred"}},
+		"bindings gone":                     {func(m *machine) { m.replies["GET "+bindingsURL] = reply{200, list(m.t)} }, map[string]checkup.Status{"auto-approve-bindings": checkup.OK}, nil},
 		"bindings there": {func(m *machine) {
 			m.replies["GET "+bindingsURL] = reply{200, list(m.t, raws([]string{
 				`{"metadata":{"name":"kubeadm:node-autoapprove-bootstrap"},"subjects":[{}],"roleRef":{"kind":"ClusterRole","name":"system:certificates.k8s.io:certificatesigningrequests:nodeclient"}}`,
@@ -561,7 +562,7 @@ func TestTheAPIServer(t *testing.T) {
 				`{"metadata":{"name":"mine"},"subjects":[{}],"roleRef":{"kind":"ClusterRole","name":"system:certificates.k8s.io:certificatesigningrequests:selfnodeclient"}}`,
 				`{"metadata":{"name":"other"},"subjects":[{}],"roleRef":{"kind":"ClusterRole","name":"view"}}`,
 			})...)}
-		}, map[string]Status{"auto-approve-bindings": Warning}, []string{"auto-approve-bindings: kubectl delete clusterrolebinding kubeadm:node-autoapprove-bootstrap mine"}},
+		}, map[string]checkup.Status{"auto-approve-bindings": checkup.Warning}, []string{"auto-approve-bindings: kubectl delete clusterrolebinding kubeadm:node-autoapprove-bootstrap mine"}},
 		"bindings out of sight": {nil, nil, []string{"auto-approve-bindings: kubectl get clusterrolebindings"}},
 	})
 }
@@ -577,16 +578,16 @@ func TestCertificateWrites(t *testing.T) {
 	}
 	checkStates(t, map[string]scenario{
 		"fine": {nil, nil, []string{"certificate-writes: a dry run"}},
-		"revoked": {answers(403, denied(attestation.MessageRevoked)), map[string]Status{"certificate-writes": Failure},
+		"revoked": {answers(403, denied(attestation.MessageRevoked)), map[string]checkup.Status{"certificate-writes": checkup.Failure},
 			[]string{"certificate-writes: the certificate was revoked", "certificate-writes: see last-result"}},
 		"revoked, without checks": {func(m *machine) {
 			m.config.CheckInterval.Duration = 0
 			answers(403, denied(attestation.MessageRevoked))(m)
-		}, map[string]Status{"certificate-writes": Failure}, []string{"certificate-writes: set checkInterval"}},
-		"suspended": {answers(403, denied(attestation.MessageSuspended)), map[string]Status{"certificate-writes": Failure},
+		}, map[string]checkup.Status{"certificate-writes": checkup.Failure}, []string{"certificate-writes: set checkInterval"}},
+		"suspended": {answers(403, denied(attestation.MessageSuspended)), map[string]checkup.Status{"certificate-writes": checkup.Failure},
 			[]string{"certificate-writes: is suspended", "certificate-writes: kubectl attest resume"}},
-		"forbidden by another": {answers(403, denied("not on a Tuesday")), map[string]Status{"certificate-writes": Warning}, []string{"certificate-writes: not on a Tuesday"}},
-		"of a proxy":           {answers(403, "<html>no</html>"), map[string]Status{"certificate-writes": Warning}, nil},
+		"forbidden by another": {answers(403, denied("not on a Tuesday")), map[string]checkup.Status{"certificate-writes": checkup.Warning}, []string{"certificate-writes: not on a Tuesday"}},
+		"of a proxy":           {answers(403, "<html>no</html>"), map[string]checkup.Status{"certificate-writes": checkup.Warning}, nil},
 		"no Node yet": {func(m *machine) {
 			answers(404, `{}`)(m)
 			m.replies[create] = reply{201, `{}`}
@@ -594,13 +595,13 @@ func TestCertificateWrites(t *testing.T) {
 		"no Node, and revoked": {func(m *machine) {
 			answers(404, `{}`)(m)
 			m.replies[create] = reply{403, denied(attestation.MessageRevoked)}
-		}, map[string]Status{"certificate-writes": Failure}, []string{"certificate-writes: the certificate was revoked"}},
+		}, map[string]checkup.Status{"certificate-writes": checkup.Failure}, []string{"certificate-writes: the certificate was revoked"}},
 		"no such API": {func(m *machine) {
 			answers(404, `{}`)(m)
 			m.replies[create] = reply{404, `{}`}
-		}, map[string]Status{"certificate-writes": Skipped}, []string{"certificate-writes: the API server does not say"}},
-		"401":        {answers(401, `{}`), map[string]Status{"certificate-writes": Skipped}, []string{"certificate-writes: see certificate-accepted"}},
-		"overloaded": {answers(429, `{"message":"later"}`), map[string]Status{"certificate-writes": Skipped}, []string{"certificate-writes: 429: later"}},
+		}, map[string]checkup.Status{"certificate-writes": checkup.Skipped}, []string{"certificate-writes: the API server does not say"}},
+		"401":        {answers(401, `{}`), map[string]checkup.Status{"certificate-writes": checkup.Skipped}, []string{"certificate-writes: see certificate-accepted"}},
+		"overloaded": {answers(429, `{"message":"later"}`), map[string]checkup.Status{"certificate-writes": checkup.Skipped}, []string{"certificate-writes: 429: later"}},
 	})
 }
 
@@ -620,31 +621,31 @@ func TestTheLastResult(t *testing.T) {
 	failed := func(reason authenticator.Reason) cache.State {
 		return cache.State{Issued: time.Now().Add(-time.Hour), Failures: 3, Last: &cache.Result{Reason: string(reason), Message: "it went wrong", Hint: "do this", Finished: time.Now()}}
 	}
-	lost := map[string]Status{"certificate": Failure, "certificate-accepted": Skipped, "certificate-writes": Skipped, "bootstrap-credential": OK}
+	lost := map[string]checkup.Status{"certificate": checkup.Failure, "certificate-accepted": checkup.Skipped, "certificate-writes": checkup.Skipped, "bootstrap-credential": checkup.OK}
 	lose := func(m *machine) {
 		m.remove(m.certs.File(cache.CurrentFile))
 		m.writeBootstrap("{token: " + token + "}")
 	}
 	checkStates(t, map[string]scenario{
-		"denied, while served": {func(m *machine) { m.setState(failed(authenticator.RequestDenied)) }, map[string]Status{"last-result": Warning}, []string{"last-result: it went wrong", "last-result: do this", "last-result: RequestDenied, 3 in a row"}},
-		"denied":               {func(m *machine) { m.setState(failed(authenticator.RequestDenied)); lose(m) }, with(lost, "last-result", Failure), nil},
+		"denied, while served": {func(m *machine) { m.setState(failed(authenticator.RequestDenied)) }, map[string]checkup.Status{"last-result": checkup.Warning}, []string{"last-result: it went wrong", "last-result: do this", "last-result: RequestDenied, 3 in a row"}},
+		"denied":               {func(m *machine) { m.setState(failed(authenticator.RequestDenied)); lose(m) }, with(lost, "last-result", checkup.Failure), nil},
 		"again and again": {func(m *machine) {
 			s := failed("")
 			m.setState(s)
-		}, map[string]Status{"last-result": Warning}, nil},
-		"damaged state":                 {func(m *machine) { m.write(m.certs.File(cache.StateFile), "{", 0o600) }, map[string]Status{"ek-template": Skipped, "last-result": Warning, "signer": Warning}, nil},
-		"damaged pending":               {func(m *machine) { m.write(m.certs.File(cache.PendingFile), "{", 0o600) }, map[string]Status{"last-result": Warning}, nil},
-		"no result yet":                 {func(m *machine) { m.remove(m.certs.File(cache.StateFile)) }, map[string]Status{"last-result": Skipped, "signer": Warning}, nil},
+		}, map[string]checkup.Status{"last-result": checkup.Warning}, nil},
+		"damaged state":                 {func(m *machine) { m.write(m.certs.File(cache.StateFile), "{", 0o600) }, map[string]checkup.Status{"ek-template": checkup.Skipped, "last-result": checkup.Warning, "signer": checkup.Warning}, nil},
+		"damaged pending":               {func(m *machine) { m.write(m.certs.File(cache.PendingFile), "{", 0o600) }, map[string]checkup.Status{"last-result": checkup.Warning}, nil},
+		"no result yet":                 {func(m *machine) { m.remove(m.certs.File(cache.StateFile)) }, map[string]checkup.Status{"last-result": checkup.Skipped, "signer": checkup.Warning}, nil},
 		"just filed":                    {func(m *machine) { m.setPending(time.Second, true, "u") }, nil, []string{"last-result: waits for its challenge", "last-result: signer " + attestation.HelloSignerName}},
 		"not filed":                     {func(m *machine) { m.setPending(time.Second, true, "") }, nil, []string{"last-result: has not been filed yet"}},
-		"the challenge does not come":   {func(m *machine) { m.setPending(5*time.Minute, true, "u") }, map[string]Status{"last-result": Warning}, []string{"last-result: kubectl describe csr node-csr-b"}},
-		"the certificate does not come": {func(m *machine) { m.setPending(time.Hour, false, "u"); lose(m) }, with(lost, "last-result", Failure), []string{"last-result: waits for its certificate", "last-result: signer " + signerName}},
-		"the same, while served":        {func(m *machine) { m.setPending(time.Hour, false, "u") }, map[string]Status{"last-result": Warning}, nil},
+		"the challenge does not come":   {func(m *machine) { m.setPending(5*time.Minute, true, "u") }, map[string]checkup.Status{"last-result": checkup.Warning}, []string{"last-result: kubectl describe csr node-csr-b"}},
+		"the certificate does not come": {func(m *machine) { m.setPending(time.Hour, false, "u"); lose(m) }, with(lost, "last-result", checkup.Failure), []string{"last-result: waits for its certificate", "last-result: signer " + signerName}},
+		"the same, while served":        {func(m *machine) { m.setPending(time.Hour, false, "u") }, map[string]checkup.Status{"last-result": checkup.Warning}, nil},
 		"it cannot get on with it": {func(m *machine) {
 			m.setPending(time.Second, false, "")
 			m.setState(failed(authenticator.APIUnreachable))
 			lose(m)
-		}, with(lost, "last-result", Failure), []string{"last-result: APIUnreachable"}},
+		}, with(lost, "last-result", checkup.Failure), []string{"last-result: APIUnreachable"}},
 		"waiting is no failure": {func(m *machine) {
 			m.setPending(time.Second, false, "u")
 			m.setState(failed(authenticator.WaitingForSigner))
@@ -695,7 +696,7 @@ func TestWhatTheRequestWaitsFor(t *testing.T) {
 			m.replies["GET "+csrPath+"/node-csr-b"] = c.reply
 			got := m.examine()["last-result"]
 			reason, remedy, explained := strings.Cut(c.want, "|")
-			if !strings.Contains(got.Message, reason) || explained && got.Status != Warning || !explained && got.Status != OK || got.Remedy != remedy {
+			if !strings.Contains(got.Message, reason) || explained && got.Status != checkup.Warning || !explained && got.Status != checkup.OK || got.Remedy != remedy {
 				t.Errorf("%+v", got)
 			}
 		})
@@ -728,10 +729,13 @@ func TestBindingsInPages(t *testing.T) {
 // others are reported, and in time.
 func TestNoCheckHidesAnother(t *testing.T) {
 	checks := []Check{
-		{Name: "panics", run: func(context.Context, *examination) finding { panic("secret") }},
-		{Name: "waits", run: func(ctx context.Context, _ *examination) finding { <-ctx.Done(); return failure("", "says so itself") }},
-		{Name: "hangs", run: func(context.Context, *examination) finding { select {} }},
-		{Name: "works", run: func(context.Context, *examination) finding { return ok("fine") }},
+		{Name: "panics", run: func(context.Context, *examination) checkup.Result { panic("secret") }},
+		{Name: "waits", run: func(ctx context.Context, _ *examination) checkup.Result {
+			<-ctx.Done()
+			return failure("", "says so itself")
+		}},
+		{Name: "hangs", run: func(context.Context, *examination) checkup.Result { select {} }},
+		{Name: "works", run: func(context.Context, *examination) checkup.Result { return ok("fine") }},
 	}
 	began := time.Now()
 	report := run(t.Context(), 200*time.Millisecond, checks, &examination{})
@@ -743,15 +747,7 @@ func TestNoCheckHidesAnother(t *testing.T) {
 			t.Errorf("%+v, want %q", got, want)
 		}
 	}
-	if got := report.Failed(); !slices.Equal(got, []string{"panics", "waits", "hangs"}) || report.Status != Failure {
+	if got := report.Checks.Named(checkup.Failure); !slices.Equal(got, []string{"panics", "waits", "hangs"}) || report.Status != checkup.Failure {
 		t.Errorf("%s, %q", report.Status, got)
-	}
-}
-
-func TestText(t *testing.T) {
-	r := Report{Checks: []Result{{"a", OK, "fine", ""}, {"long-name", Failure, "broken", "mend it"}}}
-	const want = "ok       a          fine\nfailure  long-name  broken\n                    remedy: mend it\n"
-	if got := r.Text(); got != want {
-		t.Errorf("\n%q\nwant\n%q", got, want)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/checkup"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
@@ -164,9 +165,9 @@ func (e *examination) nodeName() (nodeaccess.NodeName, error) {
 }
 
 // whileServed downgrades a failure to a warning while the plugin still has a certificate to print.
-func (e *examination) whileServed(f finding) finding {
-	if f.status == Failure && e.usable() != nil {
-		f.status = Warning
+func (e *examination) whileServed(f checkup.Result) checkup.Result {
+	if f.Status == checkup.Failure && e.usable() != nil {
+		f.Status = checkup.Warning
 	}
 	return f
 }

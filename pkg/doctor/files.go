@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/checkup"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/trustedfile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
@@ -29,7 +30,7 @@ const (
 
 // judgeFile checks owner and mode of a file that root trusts. The error is fs.ErrNotExist if there
 // is none.
-func judgeFile(path string, info fs.FileInfo, holds sensitivity) finding {
+func judgeFile(path string, info fs.FileInfo, holds sensitivity) checkup.Result {
 	mode := info.Mode().Perm()
 	switch {
 	case !info.Mode().IsRegular():
@@ -44,8 +45,8 @@ func judgeFile(path string, info fs.FileInfo, holds sensitivity) finding {
 	return ok("%s: mode %04o", path, mode)
 }
 
-func checkConfiguration(_ context.Context, e *examination) finding {
-	var f finding
+func checkConfiguration(_ context.Context, e *examination) checkup.Result {
+	var f checkup.Result
 	switch _, err := trustedfile.Read(e.ConfigFile); {
 	case errors.Is(err, fs.ErrNotExist):
 		f = ok("no file %s: flags and defaults", e.ConfigFile)
@@ -63,16 +64,16 @@ func checkConfiguration(_ context.Context, e *examination) finding {
 	}
 	if e.ConfigErr != nil {
 		failed := authenticator.AsFailure(e.ConfigErr)
-		return worst(f, failure(failed.Hint, "%v", failed))
+		return checkup.Worst(f, failure(failed.Hint, "%v", failed))
 	}
 	if path := e.Config.MetricsTextfile; path != "" {
-		f = worst(f, judgeTextfile(path))
+		f = checkup.Worst(f, judgeTextfile(path))
 	}
 	return f
 }
 
 // judgeTextfile checks the directory of the metrics, which the plugin never creates.
-func judgeTextfile(path string) finding {
+func judgeTextfile(path string) checkup.Result {
 	dir := filepath.Dir(path)
 	const remedy = "name a file in the directory that node-exporter has in --collector.textfile.directory"
 	info, err := os.Stat(dir)
@@ -93,7 +94,7 @@ var files = map[string]sensitivity{
 	cache.StateFile: quiet, cache.LockFile: quiet, cache.LogFile: quiet,
 }
 
-func checkDirectory(_ context.Context, e *examination) finding {
+func checkDirectory(_ context.Context, e *examination) checkup.Result {
 	path := e.dir.Path()
 	info, err := os.Lstat(path)
 	switch {
@@ -104,7 +105,7 @@ func checkDirectory(_ context.Context, e *examination) finding {
 	case err != nil:
 		return failure("name another with --cert-dir", "%v", err)
 	}
-	findings := []finding{ok("%s: mode %04o", path, info.Mode().Perm())}
+	findings := []checkup.Result{ok("%s: mode %04o", path, info.Mode().Perm())}
 	if err := e.dir.Check(); err != nil {
 		findings = append(findings, failure(fmt.Sprintf("chown root %s; chmod 0700 %[1]s; or name another with --cert-dir", path), "%v", err))
 	} else if info.Mode().IsDir() && info.Mode().Perm()&0o055 != 0 {
@@ -113,16 +114,16 @@ func checkDirectory(_ context.Context, e *examination) finding {
 	findings = append(findings, judgeParents(path)...)
 	entries, err := os.ReadDir(path)
 	if errors.Is(err, fs.ErrPermission) {
-		return worst(append(findings[1:], skipped("%s: %v", path, errNeedsRoot))...)
+		return checkup.Worst(append(findings[1:], skipped("%s: %v", path, errNeedsRoot))...)
 	}
 	if err != nil {
-		return worst(append(findings, failure("see dmesg for errors of the disk", "%v", err))...)
+		return checkup.Worst(append(findings, failure("see dmesg for errors of the disk", "%v", err))...)
 	}
-	return worst(append(findings, judgeEntries(path, entries)...)...)
+	return checkup.Worst(append(findings, judgeEntries(path, entries)...)...)
 }
 
 // judgeTrust makes a finding of an error of package trustedfile.
-func judgeTrust(err error) finding {
+func judgeTrust(err error) checkup.Result {
 	var untrusted *trustedfile.Error
 	if errors.As(err, &untrusted) {
 		return failure(untrusted.Hint, "%v", err)
@@ -131,15 +132,15 @@ func judgeTrust(err error) finding {
 }
 
 // judgeParents finds a folder above in which others could replace this path.
-func judgeParents(path string) []finding {
+func judgeParents(path string) []checkup.Result {
 	if err := trustedfile.Check(filepath.Dir(path)); err != nil {
-		return []finding{judgeTrust(fmt.Errorf("%s: %w", path, err))}
+		return []checkup.Result{judgeTrust(fmt.Errorf("%s: %w", path, err))}
 	}
 	return nil
 }
 
-func judgeEntries(dir string, entries []os.DirEntry) []finding {
-	var findings []finding
+func judgeEntries(dir string, entries []os.DirEntry) []checkup.Result {
+	var findings []checkup.Result
 	var aside []string
 	for _, entry := range entries {
 		path := filepath.Join(dir, entry.Name())
@@ -164,7 +165,7 @@ func judgeEntries(dir string, entries []os.DirEntry) []finding {
 // overdue is how late a renewal may be before it counts as broken.
 const overdue = 15 * time.Minute
 
-func checkCertificate(_ context.Context, e *examination) finding {
+func checkCertificate(_ context.Context, e *examination) checkup.Result {
 	file := e.dir.File(cache.CurrentFile)
 	pair, err := e.pair()
 	switch {
@@ -177,7 +178,7 @@ func checkCertificate(_ context.Context, e *examination) finding {
 	}
 	leaf := pair.Leaf
 	span := fmt.Sprintf("node %s, valid from %s to %s", pair.NodeName(), leaf.NotBefore.UTC().Format(time.RFC3339), leaf.NotAfter.UTC().Format(time.RFC3339))
-	findings := []finding{ok("%s", span)}
+	findings := []checkup.Result{ok("%s", span)}
 	var unusable *cache.UnusableError
 	if err := cache.CheckNodeCertificate(leaf, "", e.Now()); errors.As(err, &unusable) {
 		if unusable.Early {
@@ -198,5 +199,5 @@ func checkCertificate(_ context.Context, e *examination) finding {
 	if due := authenticator.RenewAt(leaf); e.renews() && e.Now().After(due.Add(overdue)) {
 		findings = append(findings, warning("see last-result", "%s: its renewal has been due since %s", span, due.UTC().Format(time.RFC3339)))
 	}
-	return worst(findings...)
+	return checkup.Worst(findings...)
 }

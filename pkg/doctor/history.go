@@ -15,6 +15,7 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/checkup"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
@@ -29,7 +30,7 @@ const (
 	signerSample = "20"
 )
 
-func checkSigner(ctx context.Context, e *examination) finding {
+func checkSigner(ctx context.Context, e *examination) checkup.Result {
 	signers := e.signers()
 	if len(signers) == 0 {
 		return skipped("no provider: see configuration")
@@ -56,7 +57,7 @@ func checkSigner(ctx context.Context, e *examination) finding {
 	return judgeSigner(name, list.Items)
 }
 
-func judgeSigner(name string, requests []certificatesv1.CertificateSigningRequest) finding {
+func judgeSigner(name string, requests []certificatesv1.CertificateSigningRequest) checkup.Result {
 	var last time.Time
 	var which string
 	for i := range requests {
@@ -77,7 +78,7 @@ func judgeSigner(name string, requests []certificatesv1.CertificateSigningReques
 	return warning(remedy, "this node sees no request for signer %s, so it cannot tell whether the signer works", name)
 }
 
-func checkLastResult(ctx context.Context, e *examination) finding {
+func checkLastResult(ctx context.Context, e *examination) checkup.Result {
 	state, err := e.dir.State()
 	if errors.Is(err, fs.ErrPermission) {
 		return skipped("%s: %v", e.dir.File(cache.StateFile), errNeedsRoot)
@@ -141,7 +142,7 @@ func (e *examination) waitsFor(ctx context.Context, pending *cache.Pending, stat
 }
 
 // judgePending judges a pending request by its age.
-func (e *examination) judgePending(ctx context.Context, pending *cache.Pending, state *cache.State) finding {
+func (e *examination) judgePending(ctx context.Context, pending *cache.Pending, state *cache.State) checkup.Result {
 	request := pending.Last()
 	waits, signer := "its certificate", pending.SignerName
 	if request.Hello {

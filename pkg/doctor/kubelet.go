@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/checkup"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/trustedfile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
@@ -49,30 +50,30 @@ func (e *examination) readConf() kubelet.Kubeconfig {
 
 // eachKubelet returns the worst finding of the running kubelets. One that could not be examined is
 // not OK.
-func (e *examination) eachKubelet(judge func(*kubeletProcess) finding) finding {
+func (e *examination) eachKubelet(judge func(*kubeletProcess) checkup.Result) checkup.Result {
 	all, err := e.running()
 	if err != nil {
 		return skipped("no running kubelet")
 	}
-	var findings []finding
-	var unseen *finding
+	var findings []checkup.Result
+	var unseen *checkup.Result
 	for _, k := range all {
 		f := judge(k)
 		if len(all) > 1 {
-			f.message = fmt.Sprintf("process %d: %s", k.pid, f.message)
+			f.Message = fmt.Sprintf("process %d: %s", k.pid, f.Message)
 		}
-		if f.status == Skipped {
+		if f.Status == checkup.Skipped {
 			unseen = &f
 		}
 		findings = append(findings, f)
 	}
-	if f := worst(findings...); f.status != OK || unseen == nil {
+	if f := checkup.Worst(findings...); f.Status != checkup.OK || unseen == nil {
 		return f
 	}
 	return *unseen
 }
 
-func checkKubelet(_ context.Context, e *examination) finding {
+func checkKubelet(_ context.Context, e *examination) checkup.Result {
 	all, err := e.running()
 	switch {
 	case errors.Is(err, errNoKubelet):
@@ -88,11 +89,11 @@ func checkKubelet(_ context.Context, e *examination) finding {
 	for _, k := range all {
 		pids = append(pids, k.pid)
 	}
-	return worst(warning("stop all but one", "several kubelets run, processes %v: the checks below examine each", pids), f)
+	return checkup.Worst(warning("stop all but one", "several kubelets run, processes %v: the checks below examine each", pids), f)
 }
 
 // judgeStart looks for changes since a kubelet was started.
-func (e *examination) judgeStart(k *kubeletProcess) finding {
+func (e *examination) judgeStart(k *kubeletProcess) checkup.Result {
 	files, err := k.configFiles()
 	if err != nil {
 		files = nil // kubelet-rotation says so
@@ -108,8 +109,8 @@ func (e *examination) judgeStart(k *kubeletProcess) finding {
 	return ok("process %d", k.pid)
 }
 
-func checkKubeletBootstrap(_ context.Context, e *examination) finding {
-	return e.eachKubelet(func(k *kubeletProcess) finding {
+func checkKubeletBootstrap(_ context.Context, e *examination) checkup.Result {
+	return e.eachKubelet(func(k *kubeletProcess) checkup.Result {
 		path := k.flags.BootstrapKubeconfig
 		if path == "" {
 			return ok("no --bootstrap-kubeconfig")
@@ -118,8 +119,8 @@ func checkKubeletBootstrap(_ context.Context, e *examination) finding {
 	})
 }
 
-func checkKubeletRotation(_ context.Context, e *examination) finding {
-	return e.eachKubelet(func(k *kubeletProcess) finding {
+func checkKubeletRotation(_ context.Context, e *examination) checkup.Result {
+	return e.eachKubelet(func(k *kubeletProcess) checkup.Result {
 		on, source, err := k.rotates()
 		switch {
 		case errors.Is(err, fs.ErrPermission):
@@ -135,14 +136,14 @@ func checkKubeletRotation(_ context.Context, e *examination) finding {
 
 // eachConf returns the worst finding of the running kubelets' kubeconfigs. If no kubelet runs, it
 // judges the configuration's.
-func (e *examination) eachConf(judge func(kubelet.Kubeconfig) finding) finding {
+func (e *examination) eachConf(judge func(kubelet.Kubeconfig) checkup.Result) checkup.Result {
 	if _, err := e.running(); err != nil {
 		return judge(e.conf())
 	}
-	return e.eachKubelet(func(k *kubeletProcess) finding { return judge(kubelet.ReadKubeconfig(e.confPath(k), "")) })
+	return e.eachKubelet(func(k *kubeletProcess) checkup.Result { return judge(kubelet.ReadKubeconfig(e.confPath(k), "")) })
 }
 
-func checkKubeconfig(_ context.Context, e *examination) finding {
+func checkKubeconfig(_ context.Context, e *examination) checkup.Result {
 	if all, err := e.running(); err == nil {
 		for _, k := range all {
 			if k.flags.Kubeconfig == "" {
@@ -153,7 +154,7 @@ func checkKubeconfig(_ context.Context, e *examination) finding {
 	return e.eachConf(e.judgeConf)
 }
 
-func (e *examination) judgeConf(k kubelet.Kubeconfig) finding {
+func (e *examination) judgeConf(k kubelet.Kubeconfig) checkup.Result {
 	// The kubelet would use its own certificate again. Without a configuration file its kubeconfig
 	// is what keeps the node up.
 	rewrite := e.enableRemedy()
@@ -170,9 +171,9 @@ func (e *examination) judgeConf(k kubelet.Kubeconfig) finding {
 	case kubelet.ClientCertificate:
 		f := failure(rewrite, "%s: its user is a client certificate, not the plugin", k.Path)
 		if _, err := os.Stat(filepath.Join(e.Manifests, kubelet.ServerManifest)); err == nil {
-			f.status = Warning
-			f.message += "; as kubeadm init leaves a control plane"
-			f.remedy = "list the node in the controller's unattestedNodes, or migrate it: " + f.remedy
+			f.Status = checkup.Warning
+			f.Message += "; as kubeadm init leaves a control plane"
+			f.Remedy = "list the node in the controller's unattestedNodes, or migrate it: " + f.Remedy
 		}
 		return f
 	case kubelet.Unreadable:
@@ -186,20 +187,20 @@ func (e *examination) judgeConf(k kubelet.Kubeconfig) finding {
 }
 
 // judgeOurs checks a file whose user is the plugin.
-func (e *examination) judgeOurs(k kubelet.Kubeconfig) finding {
-	findings := []finding{ok("%s: its user is the plugin, its cluster %s", k.Path, k.Cluster.Server)}
+func (e *examination) judgeOurs(k kubelet.Kubeconfig) checkup.Result {
+	findings := []checkup.Result{ok("%s: its user is the plugin, its cluster %s", k.Path, k.Cluster.Server)}
 	if k.ClusterProblem != nil {
 		findings = append(findings, failure("correct its cluster, or write the file again with the command `kubeconfig`", "%v", k.ClusterProblem))
 	}
 	if info, err := os.Stat(k.Path); err == nil {
 		findings = append(findings, judgeFile(k.Path, info, quiet))
 	}
-	return worst(findings...)
+	return checkup.Worst(findings...)
 }
 
-func checkExec(_ context.Context, e *examination) finding { return e.eachConf(judgeExec) }
+func checkExec(_ context.Context, e *examination) checkup.Result { return e.eachConf(judgeExec) }
 
-func judgeExec(k kubelet.Kubeconfig) finding {
+func judgeExec(k kubelet.Kubeconfig) checkup.Result {
 	if k.Kind != kubelet.Ours {
 		return skipped("the plugin is not its user: see kubelet-kubeconfig")
 	}
@@ -213,7 +214,7 @@ func judgeExec(k kubelet.Kubeconfig) finding {
 	}
 	// it is there: that is what Ours means
 	user := config.AuthInfos[config.Contexts[config.CurrentContext].AuthInfo].Exec
-	findings := append([]finding{ok("%s, %s", user.Command, user.APIVersion)}, judgeCommand(user.Command)...)
+	findings := append([]checkup.Result{ok("%s, %s", user.Command, user.APIVersion)}, judgeCommand(user.Command)...)
 	const writeAgain = "write the file again with the command `kubeconfig`"
 	switch user.APIVersion {
 	case clientauthentication.SchemeGroupVersion.String():
@@ -232,31 +233,31 @@ func judgeExec(k kubelet.Kubeconfig) finding {
 	if !user.ProvideClusterInfo {
 		findings = append(findings, warning(writeAgain, "provideClusterInfo is not set: the plugin cannot notice that the kubelet uses another cluster"))
 	}
-	return worst(findings...)
+	return checkup.Worst(findings...)
 }
 
 // judgeCommand checks the program that the kubelet would start as root.
-func judgeCommand(command string) []finding {
+func judgeCommand(command string) []checkup.Result {
 	if !filepath.IsAbs(command) {
 		where := "looks for it in PATH"
 		if strings.ContainsRune(command, filepath.Separator) {
 			where = "looks for it beside the kubeconfig"
 		}
-		return []finding{failure("name it by an absolute path: the command kubeconfig does", "command %q is relative: client-go %s", command, where)}
+		return []checkup.Result{failure("name it by an absolute path: the command kubeconfig does", "command %q is relative: client-go %s", command, where)}
 	}
 	const remedy = "install the package again, or name the program where it is"
 	info, err := os.Stat(command)
 	switch {
 	case errors.Is(err, fs.ErrPermission):
-		return []finding{skipped("command: %v: run this as root", err)}
+		return []checkup.Result{skipped("command: %v: run this as root", err)}
 	case err != nil:
-		return []finding{failure(remedy, "command: %v", err)}
+		return []checkup.Result{failure(remedy, "command: %v", err)}
 	case !info.Mode().IsRegular():
-		return []finding{failure(remedy, "command %s: is not a regular file", command)}
+		return []checkup.Result{failure(remedy, "command %s: is not a regular file", command)}
 	case info.Mode().Perm()&0o111 == 0:
-		return []finding{failure("chmod 0755 "+command, "command %s: is not executable (mode %04o)", command, info.Mode().Perm())}
+		return []checkup.Result{failure("chmod 0755 "+command, "command %s: is not executable (mode %04o)", command, info.Mode().Perm())}
 	case trustedfile.Problem(info) != "":
-		return []finding{failure(trustedfile.Remedy(command), "command %s: %s, and the kubelet starts it as root", command, trustedfile.Problem(info))}
+		return []checkup.Result{failure(trustedfile.Remedy(command), "command %s: %s, and the kubelet starts it as root", command, trustedfile.Problem(info))}
 	}
 	return judgeParents(command)
 }

@@ -24,6 +24,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -34,6 +35,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/checkup"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
@@ -473,7 +475,7 @@ func tree(t *testing.T, root string) string {
 }
 
 // examine runs all checks. With any result, nothing may be changed and no secret shown.
-func (m *machine) examine() map[string]Result {
+func (m *machine) examine() map[string]checkup.Result {
 	m.t.Helper()
 	before := tree(m.t, m.root)
 	report := Run(m.t.Context(), m.options())
@@ -494,17 +496,17 @@ func (m *machine) examine() map[string]Result {
 			m.t.Errorf("it changes something: %s", request)
 		}
 	}
-	results := map[string]Result{}
-	worst := OK
+	results := map[string]checkup.Result{}
+	worst := checkup.OK
 	for _, r := range report.Checks {
 		results[r.Name] = r
-		if r.Status.severity() > worst.severity() {
+		if order := []checkup.Status{checkup.OK, checkup.Warning, checkup.Failure}; slices.Index(order, r.Status) > slices.Index(order, worst) {
 			worst = r.Status
 		}
 		if strings.ContainsFunc(r.Message+r.Remedy, unicode.IsControl) {
 			m.t.Errorf("a control character: %+q", r)
 		}
-		if r.Message == "" || r.Status == Failure && r.Remedy == "" || r.Status == OK && r.Remedy != "" {
+		if r.Message == "" || r.Status == checkup.Failure && r.Remedy == "" || r.Status == checkup.OK && r.Remedy != "" {
 			m.t.Errorf("not a whole result: %+v", r)
 		}
 	}

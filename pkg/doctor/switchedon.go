@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/checkup"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
@@ -76,12 +77,12 @@ func isEmpty(dir cache.Dir) bool {
 // others are skipped.
 func notSwitchedOn(why string) Report {
 	checks := Checks()
-	findings := make([]finding, len(checks))
+	results := make([]checkup.Result, len(checks))
 	for i := range checks {
-		findings[i] = skipped("not switched on: see %s", checks[0].Name)
+		results[i] = skipped("not switched on: see %s", checks[0].Name)
 	}
-	findings[0] = failure(switchOnRemedy, "not switched on: %s", why)
-	r := report(checks, findings)
+	results[0] = failure(switchOnRemedy, "not switched on: %s", why)
+	r := report(checks, results)
 	r.NotSwitchedOn = true
 	return r
 }

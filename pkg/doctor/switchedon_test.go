@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/checkup"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
@@ -41,7 +42,7 @@ func TestNotSwitchedOn(t *testing.T) {
 			if after := tree(t, m.root); after != before {
 				t.Errorf("it changed\n%s\nto\n%s", before, after)
 			}
-			if failed := report.Failed(); !report.NotSwitchedOn || report.Status != Failure || len(failed) != 1 || len(report.Checks) != len(Checks()) {
+			if failed := report.Checks.Named(checkup.Failure); !report.NotSwitchedOn || report.Status != checkup.Failure || len(failed) != 1 || len(report.Checks) != len(Checks()) {
 				t.Errorf("%+v", report)
 			}
 			if out := report.Text(); !strings.HasPrefix(out, "not switched on: ") || strings.Count(out, "\n") != 2 || !strings.Contains(out, "\nremedy: ") {
@@ -70,7 +71,7 @@ func TestSwitchedOn(t *testing.T) {
 			m := stock(t)
 			options := m.options()
 			change(m, &options)
-			if report := Run(t.Context(), options); report.NotSwitchedOn || len(report.Failed()) < 2 {
+			if report := Run(t.Context(), options); report.NotSwitchedOn || len(report.Checks.Named(checkup.Failure)) < 2 {
 				t.Errorf("%s", report.Text())
 			}
 		})

@@ -16,7 +16,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/doctor"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/checkup"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
@@ -28,14 +28,14 @@ func TestAllGood(t *testing.T) {
 	n.enrol()
 	e := n.examine()
 	n.wantFailed(e)
-	n.want(e, doctor.OK, "", "configuration", "tpm", "ek-certificate", "ek-template", "certificate-directory", "certificate", "bootstrap-kubeconfig", "clock", "api-server",
+	n.want(e, checkup.OK, "", "configuration", "tpm", "ek-certificate", "ek-template", "certificate-directory", "certificate", "bootstrap-kubeconfig", "clock", "api-server",
 		"csr-create", "csr-watch", "signer", "kubelet", "kubelet-bootstrap", "kubelet-rotation", "kubelet-kubeconfig", "kubelet-exec")
-	n.want(e, doctor.OK, "system:node:"+n.name, "certificate-accepted")
-	n.want(e, doctor.OK, "its challenge answered within", "last-result")
-	n.want(e, doctor.Skipped, "not needed", "bootstrap-credential")
-	n.want(e, doctor.Skipped, "kubectl get clusterrolebindings", "auto-approve-bindings")
+	n.want(e, checkup.OK, "system:node:"+n.name, "certificate-accepted")
+	n.want(e, checkup.OK, "its challenge answered within", "last-result")
+	n.want(e, checkup.Skipped, "not needed", "bootstrap-credential")
+	n.want(e, checkup.Skipped, "kubectl get clusterrolebindings", "auto-approve-bindings")
 	t.Logf("it took %s", e.took)
-	if e.report.Status != doctor.OK {
+	if e.report.Status != checkup.OK {
 		t.Errorf("%s: %s", e.report.Status, e.output)
 	}
 }
@@ -46,8 +46,8 @@ func TestBeforeTheFirstCertificate(t *testing.T) {
 	n := newNode(t)
 	e := n.examine()
 	n.wantFailed(e, "certificate")
-	n.want(e, doctor.OK, "system:bootstrap:", "bootstrap-credential")
-	n.want(e, doctor.OK, "the bootstrap credential", "csr-create", "csr-watch")
+	n.want(e, checkup.OK, "system:bootstrap:", "bootstrap-credential")
+	n.want(e, checkup.OK, "the bootstrap credential", "csr-create", "csr-watch")
 }
 
 func TestNoTPM(t *testing.T) {
@@ -56,7 +56,7 @@ func TestNoTPM(t *testing.T) {
 	n.device = filepath.Join(n.home, "none")
 	e := n.examine()
 	n.wantFailed(e, "tpm")
-	n.want(e, doctor.OK, "", "api-server", "csr-create", "certificate-accepted")
+	n.want(e, checkup.OK, "", "api-server", "csr-create", "certificate-accepted")
 }
 
 // A TPM that does not answer costs no more than the time that there is, and hides nothing.
@@ -67,8 +67,8 @@ func TestTPMThatHangs(t *testing.T) {
 	defer release()
 	e := n.examine("--timeout=3s")
 	n.wantFailed(e, "tpm")
-	n.want(e, doctor.Failure, "TPM2_CreatePrimary", "tpm")
-	n.want(e, doctor.OK, "", "api-server", "csr-create", "certificate-accepted")
+	n.want(e, checkup.Failure, "TPM2_CreatePrimary", "tpm")
+	n.want(e, checkup.OK, "", "api-server", "csr-create", "certificate-accepted")
 	if e.took > 10*time.Second {
 		t.Errorf("it took %s", e.took)
 	}
@@ -80,7 +80,7 @@ func TestTPMThatRefuses(t *testing.T) {
 	n.chip.Answer(tpm2.TPMCCCreatePrimary, tpm2.TPMRCFailure, 99)
 	e := n.examine()
 	n.wantFailed(e, "tpm")
-	n.want(e, doctor.Failure, "TPM2_CreatePrimary", "tpm")
+	n.want(e, checkup.Failure, "TPM2_CreatePrimary", "tpm")
 }
 
 func TestExpiredToken(t *testing.T) {
@@ -89,9 +89,9 @@ func TestExpiredToken(t *testing.T) {
 	n.write(n.bootstrap, n.BootstrapKubeconfig(n.token))
 	e := n.examine()
 	n.wantFailed(e, "certificate", "bootstrap-credential")
-	n.want(e, doctor.Failure, "(401)", "bootstrap-credential")
-	n.want(e, doctor.OK, "", "tpm", "api-server", "bootstrap-kubeconfig", "clock")
-	n.want(e, doctor.Skipped, "see bootstrap-credential", "csr-create", "csr-watch")
+	n.want(e, checkup.Failure, "(401)", "bootstrap-credential")
+	n.want(e, checkup.OK, "", "tpm", "api-server", "bootstrap-kubeconfig", "clock")
+	n.want(e, checkup.Skipped, "see bootstrap-credential", "csr-create", "csr-watch")
 }
 
 // A token that the API server knows, of somebody who may do nothing.
@@ -110,10 +110,10 @@ func TestTokenWithoutRights(t *testing.T) {
 	n.write(n.bootstrap, n.BootstrapKubeconfig(n.token))
 	e := n.examine()
 	n.wantFailed(e, "certificate", "csr-create", "csr-watch")
-	n.want(e, doctor.OK, "system:serviceaccount:default:nobody", "bootstrap-credential")
-	n.want(e, doctor.Failure, "(403)", "csr-create")
-	n.want(e, doctor.Failure, "node-attestation-requester", "csr-create", "csr-watch")
-	n.want(e, doctor.Skipped, "403", "signer")
+	n.want(e, checkup.OK, "system:serviceaccount:default:nobody", "bootstrap-credential")
+	n.want(e, checkup.Failure, "(403)", "csr-create")
+	n.want(e, checkup.Failure, "node-attestation-requester", "csr-create", "csr-watch")
+	n.want(e, checkup.Skipped, "403", "signer")
 }
 
 func TestAPIServerDown(t *testing.T) {
@@ -126,8 +126,8 @@ func TestAPIServerDown(t *testing.T) {
 			}
 			e := n.examine("--timeout=5s")
 			n.wantFailed(e, "api-server")
-			n.want(e, doctor.Failure, n.server.URL(), "api-server")
-			n.want(e, doctor.OK, "", "tpm", "certificate", "certificate-directory", "kubelet-exec", "last-result")
+			n.want(e, checkup.Failure, n.server.URL(), "api-server")
+			n.want(e, checkup.OK, "", "tpm", "certificate", "certificate-directory", "kubelet-exec", "last-result")
 			if e.took > 10*time.Second {
 				t.Errorf("it took %s", e.took)
 			}
@@ -149,20 +149,20 @@ func TestWrongCA(t *testing.T) {
 	n.plugins(append([]string{"kubeconfig", "--write=" + n.conf}, n.flags()...)...)
 	e := n.examine()
 	n.wantFailed(e, "api-server")
-	n.want(e, doctor.Failure, n.conf, "api-server")
-	n.want(e, doctor.OK, "", "tpm", "certificate", "kubelet-exec")
+	n.want(e, checkup.Failure, n.conf, "api-server")
+	n.want(e, checkup.OK, "", "tpm", "certificate", "kubelet-exec")
 }
 
 func TestDirectoryTooOpen(t *testing.T) {
 	n := newNode(t)
 	n.enrol()
-	for mode, status := range map[os.FileMode]doctor.Status{0o755: doctor.Warning, 0o777: doctor.Failure} {
+	for mode, status := range map[os.FileMode]checkup.Status{0o755: checkup.Warning, 0o777: checkup.Failure} {
 		if err := os.Chmod(n.dir.Path(), mode); err != nil {
 			t.Fatal(err)
 		}
 		e := n.examine()
 		n.want(e, status, "chmod 0700", "certificate-directory")
-		n.want(e, doctor.OK, "", "tpm", "api-server", "certificate", "csr-create", "csr-watch", "last-result", "kubelet-exec")
+		n.want(e, checkup.OK, "", "tpm", "api-server", "certificate", "csr-create", "csr-watch", "last-result", "kubelet-exec")
 	}
 }
 
@@ -180,8 +180,8 @@ func TestWithoutRoot(t *testing.T) {
 	}
 	n.uid = 65534
 	e := n.examine()
-	n.want(e, doctor.Skipped, "root", "configuration", "certificate-directory", "certificate", "ek-template", "last-result", "bootstrap-kubeconfig", "bootstrap-credential", "kubelet-kubeconfig")
-	n.want(e, doctor.Skipped, "", "tpm", "ek-certificate", "certificate-accepted", "csr-create", "csr-watch", "auto-approve-bindings")
+	n.want(e, checkup.Skipped, "root", "configuration", "certificate-directory", "certificate", "ek-template", "last-result", "bootstrap-kubeconfig", "bootstrap-credential", "kubelet-kubeconfig")
+	n.want(e, checkup.Skipped, "", "tpm", "ek-certificate", "certificate-accepted", "csr-create", "csr-watch", "auto-approve-bindings")
 	n.wantFailed(e)
 }
 
@@ -207,8 +207,8 @@ func TestAutoApproveBindings(t *testing.T) {
 	})
 	e := n.examine()
 	n.wantFailed(e)
-	n.want(e, doctor.Warning, "kubeadm:node-autoapprove-bootstrap", "auto-approve-bindings")
-	n.want(e, doctor.Warning, "kubeadm:node-autoapprove-certificate-rotation", "auto-approve-bindings")
+	n.want(e, checkup.Warning, "kubeadm:node-autoapprove-bootstrap", "auto-approve-bindings")
+	n.want(e, checkup.Warning, "kubeadm:node-autoapprove-certificate-rotation", "auto-approve-bindings")
 	all, err := bindings.List(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -220,5 +220,5 @@ func TestAutoApproveBindings(t *testing.T) {
 			}
 		}
 	}
-	n.want(n.examine(), doctor.OK, "", "auto-approve-bindings")
+	n.want(n.examine(), checkup.OK, "", "auto-approve-bindings")
 }

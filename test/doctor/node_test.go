@@ -17,6 +17,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/checkup"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/doctor"
@@ -154,7 +155,7 @@ func (n *node) examine(args ...string) examination {
 	if strings.Contains(e.output, secret) || strings.Contains(e.output, "PRIVATE KEY") {
 		n.t.Errorf("it shows a secret: %s", e.output)
 	}
-	if want := map[bool]int{true: 31}[len(e.report.Failed()) > 0]; e.code != want {
+	if want := map[bool]int{true: 31}[len(e.report.Checks.Named(checkup.Failure)) > 0]; e.code != want {
 		n.t.Errorf("exit code %d, want %d", e.code, want)
 	}
 	return e
@@ -163,15 +164,15 @@ func (n *node) examine(args ...string) examination {
 // wantFailed checks which checks fail, and that no other does.
 func (n *node) wantFailed(e examination, names ...string) {
 	n.t.Helper()
-	if got := e.report.Failed(); !slices.Equal(got, names) {
+	if got := e.report.Checks.Named(checkup.Failure); !slices.Equal(got, names) {
 		n.t.Errorf("failed: %q, want %q:\n%s", got, names, e.output)
 	}
 }
 
-func (n *node) want(e examination, status doctor.Status, says string, names ...string) {
+func (n *node) want(e examination, status checkup.Status, says string, names ...string) {
 	n.t.Helper()
 	for _, name := range names {
-		i := slices.IndexFunc(e.report.Checks, func(r doctor.Result) bool { return r.Name == name })
+		i := slices.IndexFunc(e.report.Checks, func(r checkup.Result) bool { return r.Name == name })
 		if r := e.report.Checks[i]; r.Status != status || !strings.Contains(r.Message+" "+r.Remedy, says) {
 			n.t.Errorf("%+v, want %s, and to say %q", r, status, says)
 		}

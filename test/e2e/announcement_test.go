@@ -19,6 +19,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/checkup"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
@@ -347,7 +348,7 @@ func (n *node) refuseWrites(t *testing.T, pair *cache.Pair, message string) {
 }
 
 // writes returns what doctor says of the held certificate.
-func (n *node) writes(t *testing.T) doctor.Result {
+func (n *node) writes(t *testing.T) checkup.Result {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), n.plugin, append([]string{"doctor", "--output=json", "--kubelet-kubeconfig=/nonexistent"}, n.flags()...)...).Output()
 	var report doctor.Report
@@ -360,7 +361,7 @@ func (n *node) writes(t *testing.T) doctor.Result {
 		}
 	}
 	t.Fatalf("there is no such check: %s", out)
-	return doctor.Result{}
+	return checkup.Result{}
 }
 
 // The API server tells a node that its certificate is revoked, or its machine suspended. doctor
@@ -376,7 +377,7 @@ func TestRevokedAndSuspended(t *testing.T) {
 		t.Run(string(want.reason), func(t *testing.T) {
 			n := renewingNode(t)
 			pair := n.installDue(t)
-			if got := n.writes(t); got.Status != doctor.OK {
+			if got := n.writes(t); got.Status != checkup.OK {
 				t.Errorf("without a Node: %+v", got)
 			}
 			if _, err := n.Client().CoreV1().Nodes().Get(t.Context(), n.name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
@@ -385,14 +386,14 @@ func TestRevokedAndSuspended(t *testing.T) {
 			n.register(t)
 			before, err := n.Client().CoreV1().Nodes().Get(t.Context(), n.name, metav1.GetOptions{})
 			harness.Must(t, err)
-			if got := n.writes(t); got.Status != doctor.OK {
+			if got := n.writes(t); got.Status != checkup.OK {
 				t.Errorf("%+v", got)
 			}
 			n.refuseWrites(t, pair, message)
-			var got doctor.Result
+			var got checkup.Result
 			harness.Eventually(t, harness.Soon, "writes are refused", func() bool {
 				got = n.writes(t)
-				return got.Status == doctor.Failure
+				return got.Status == checkup.Failure
 			})
 			if !strings.Contains(got.Message, want.says) {
 				t.Errorf("%+v", got)

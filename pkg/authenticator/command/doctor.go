@@ -5,12 +5,10 @@ package command
 import (
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/outputformat"
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/doctor"
 )
@@ -78,10 +76,9 @@ func (i *invocation) printDoctor(report doctor.Report, format string) error {
 			Err: errors.New("this program is not switched on here"),
 		}
 	}
-	if failed := report.Failed(); len(failed) > 0 {
+	if err := report.Checks.Err(); err != nil {
 		return &authenticator.Failure{
-			Reason: authenticator.NodeUnhealthy, Hint: "each check above names its remedy; kubelet-authenticator(8), docs/doctor.md, has all of them",
-			Err: fmt.Errorf("%s failed: %s", text.Count(len(failed), "check"), strings.Join(failed, ", ")),
+			Reason: authenticator.NodeUnhealthy, Hint: "each check above names its remedy; kubelet-authenticator(8), docs/doctor.md, has all of them", Err: err,
 		}
 	}
 	return nil

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/checkup"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/doctor"
 )
 
@@ -25,7 +26,7 @@ func TestDoctorCommandLine(t *testing.T) {
 }
 
 // doctorOf runs doctor for a node without a kubelet, and returns its results by name.
-func doctorOf(t *testing.T, n node, args ...string) (callResult, map[string]doctor.Result) {
+func doctorOf(t *testing.T, n node, args ...string) (callResult, map[string]checkup.Result) {
 	t.Helper()
 	before := tree(t, n.root)
 	o := call(t, "", n.with(append([]string{"doctor", "--output=json", "--proc=" + filepath.Join(n.root, "proc"), "--kubelet-kubeconfig=/nowhere/kubelet.conf"}, args...)...)...)
@@ -38,7 +39,7 @@ func doctorOf(t *testing.T, n node, args ...string) (callResult, map[string]doct
 	if err := decoder.Decode(&report); err != nil || decoder.More() {
 		t.Fatalf("standard output is not one report: %v: %s", err, o.stdout)
 	}
-	results := map[string]doctor.Result{}
+	results := map[string]checkup.Result{}
 	for _, r := range report.Checks {
 		results[r.Name] = r
 	}
@@ -56,7 +57,7 @@ func TestDoctorFails(t *testing.T) {
 	if o.code != 31 || !strings.Contains(o.stderr, "failed: ") || !strings.Contains(o.stderr, "\nhint: ") || !strings.Contains(o.stderr, "kubelet-kubeconfig") {
 		t.Errorf("exit code %d: %s", o.code, o.stderr)
 	}
-	for name, want := range map[string]doctor.Status{"configuration": doctor.OK, "certificate": doctor.OK, "tpm": doctor.Skipped, "kubelet-kubeconfig": doctor.Failure, "bootstrap-kubeconfig": doctor.Warning} {
+	for name, want := range map[string]checkup.Status{"configuration": checkup.OK, "certificate": checkup.OK, "tpm": checkup.Skipped, "kubelet-kubeconfig": checkup.Failure, "bootstrap-kubeconfig": checkup.Warning} {
 		if got := results[name]; got.Status != want {
 			t.Errorf("%s: %+v, want %s", name, got, want)
 		}
@@ -73,10 +74,10 @@ func TestDoctorWithAWrongConfiguration(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			o, results := doctorOf(t, n, args...)
-			if r := results["configuration"]; o.code != 31 || r.Status != doctor.Failure || !strings.Contains(r.Message, "nonsense") {
+			if r := results["configuration"]; o.code != 31 || r.Status != checkup.Failure || !strings.Contains(r.Message, "nonsense") {
 				t.Errorf("exit code %d: %+v", o.code, r)
 			}
-			if r := results["certificate"]; r.Status != doctor.OK {
+			if r := results["certificate"]; r.Status != checkup.OK {
 				t.Errorf("the flags do not count any more: %+v", r)
 			}
 		})

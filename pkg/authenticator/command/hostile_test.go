@@ -10,6 +10,7 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/checkup"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/hostiletext"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/outputformat"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
@@ -32,7 +33,7 @@ func TestHostileTextOnTheNode(t *testing.T) {
 		Certificate: &authenticator.CertificateOverview{}, Announcement: &authenticator.AnnouncementOverview{}, EK: &authenticator.EKOverview{},
 		LastRun: &authenticator.LastRunOverview{}, Pending: &authenticator.PendingOverview{},
 	}
-	checks := doctor.Report{Checks: []doctor.Result{{}}}
+	checks := doctor.Report{Checks: []checkup.Result{{}}}
 	for name, value := range map[string]any{"report": report, "overview": overview, "doctor": &checks} {
 		hostiletext.Plant(value, "Request", "Failure")
 		for _, format := range []string{outputformat.JSON, outputformat.YAML} {

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/checkup"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/doctor"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
@@ -204,7 +205,7 @@ func TestJoinedMachines(t *testing.T) {
 				certified(t, m)
 			}
 			report, code := examine(t, m, row.args...)
-			if got := report.Failed(); !slices.Equal(got, row.failed) || code != map[bool]int{true: 31}[len(row.failed) > 0] {
+			if got := report.Checks.Named(checkup.Failure); !slices.Equal(got, row.failed) || code != map[bool]int{true: 31}[len(row.failed) > 0] {
 				t.Errorf("exit code %d, failed: %q, want %q:\n%s", code, got, row.failed, report.Text())
 			}
 		})

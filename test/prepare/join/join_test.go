@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/yaml"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/checkup"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/doctor"
@@ -337,7 +338,7 @@ func failing(t *testing.T, m *testbed.Machine) []string {
 	if err := json.Unmarshal(out, &report); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	failed := report.Failed()
+	failed := report.Checks.Named(checkup.Failure)
 	if (err == nil) != (len(failed) == 0) {
 		t.Errorf("doctor: %v: %q", err, failed)
 	}
