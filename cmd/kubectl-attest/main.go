@@ -5,21 +5,18 @@
 package main
 
 import (
-	"context"
 	"os"
-	"os/signal"
-	"syscall"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/attestctl"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 )
 
 // version and commit are set by the linker.
 var version, commit = "devel", "unknown"
 
 func main() {
-	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
-	context.AfterFunc(ctx, cancel) // a second signal ends it at once
-	os.Exit(attestctl.Program{Version: version, Commit: commit}.Run(ctx, attestctl.Process{
+	ctx, _ := cli.Signalled() // until the process ends
+	os.Exit(attestctl.Program{Version: version, Commit: commit}.Run(ctx, cli.Process{
 		Args: os.Args[1:], Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.Getenv,
 	}))
 }

@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/cluster-api/util/secret"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/workload"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
@@ -122,13 +123,13 @@ func (i *invocation) workloadConfig(ctx context.Context, a *access) (*rest.Confi
 	object := &corev1.Secret{}
 	key := client.ObjectKey{Namespace: a.namespace, Name: secret.Name(a.cluster, secret.Kubeconfig)}
 	if err := a.records.Get(ctx, key, object); apierrors.IsNotFound(err) {
-		return nil, &failure{codeNotFound, "see kubectl get clusters -A; --namespace is that of the Cluster", fmt.Errorf("secret %s: there is none: is there such a Cluster?", key)}
+		return nil, cli.Fail(codeNotFound, "see kubectl get clusters -A; --namespace is that of the Cluster", fmt.Errorf("secret %s: there is none: is there such a Cluster?", key))
 	} else if err != nil {
-		return nil, &failure{classifyError(reached(err)).code, "with --workload-kubeconfig this Secret is not needed", fmt.Errorf("kubeconfig of cluster %s: %w", a.cluster, err)}
+		return nil, cli.Fail(classifyError(reached(err)).Code, "with --workload-kubeconfig this Secret is not needed", fmt.Errorf("kubeconfig of cluster %s: %w", a.cluster, err))
 	}
 	parsed, err := workload.ParseKubeconfig(object.Data[secret.KubeconfigDataName])
 	if err != nil {
-		return nil, &failure{codeUnexpected, "look at that Secret, or name a kubeconfig that you trust with --workload-kubeconfig", fmt.Errorf("secret %s: %w", key, err)}
+		return nil, cli.Fail(codeUnexpected, "look at that Secret, or name a kubeconfig that you trust with --workload-kubeconfig", fmt.Errorf("secret %s: %w", key, err))
 	}
 	return clientcmd.NewDefaultClientConfig(*parsed, &clientcmd.ConfigOverrides{}).ClientConfig()
 }
@@ -278,7 +279,7 @@ func (a *access) clusterOf(records []v1alpha1.NodeAttestation) (string, error) {
 		if a.cluster != "" {
 			where += ", cluster " + a.cluster
 		}
-		return "", &failure{codeNotFound, "see kubectl attest status, --namespace and --workload-cluster", fmt.Errorf("%s: there are no records", where)}
+		return "", cli.Fail(codeNotFound, "see kubectl attest status, --namespace and --workload-cluster", fmt.Errorf("%s: there are no records", where))
 	case 1:
 		return all[0], nil
 	}

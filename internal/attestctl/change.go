@@ -17,6 +17,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/terminal"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 )
@@ -162,7 +163,7 @@ func (i *invocation) change(ctx context.Context, f *changeFlags, makePlan func(c
 				if ctx.Err() != nil {
 					why = "interrupted"
 				}
-				return &failure{codeTimeout, s.wait.hint, errors.New(why + ": " + s.wait.ended())}
+				return cli.Fail(codeTimeout, s.wait.hint, errors.New(why+": "+s.wait.ended()))
 			}
 			if err != nil {
 				return err
@@ -182,9 +183,9 @@ func (i *invocation) confirm(ctx context.Context, question, otherwise string) er
 	err := terminal.Confirm(ctx, i.Stdin, i.Stderr, text.Line(question, maxMessage))
 	switch {
 	case errors.Is(err, terminal.ErrNobody):
-		return &failure{codeNotConfirmed, "--yes confirms it in a script", fmt.Errorf("%s: %w", otherwise, err)}
+		return cli.Fail(codeNotConfirmed, "--yes confirms it in a script", fmt.Errorf("%s: %w", otherwise, err))
 	case errors.Is(err, terminal.ErrDeclined):
-		return &failure{codeNotConfirmed, "", errors.New(otherwise)}
+		return cli.Fail(codeNotConfirmed, "", errors.New(otherwise))
 	}
 	return err
 }
@@ -205,9 +206,9 @@ func deletion(c client.Client, kind string, object client.Object, unchanged bool
 		err := reached(c.Delete(ctx, object, preconditions))
 		switch {
 		case apierrors.IsConflict(err):
-			return &failure{codeUnexpected, "look at it again: " + look, fmt.Errorf("%s %s was not deleted: it has changed since it was shown", kind, object.GetName())}
+			return cli.Fail(codeUnexpected, "look at it again: "+look, fmt.Errorf("%s %s was not deleted: it has changed since it was shown", kind, object.GetName()))
 		case apierrors.IsNotFound(err):
-			return &failure{codeNotFound, "", fmt.Errorf("%s %s is gone already", kind, object.GetName())}
+			return cli.Fail(codeNotFound, "", fmt.Errorf("%s %s is gone already", kind, object.GetName()))
 		}
 		return err
 	}}

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/checkup"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 )
 
 // Report is the output of the command check.
@@ -51,7 +52,7 @@ func unread(err error, missing string) checkup.Result {
 }
 
 func (i *invocation) checkCommand() *cobra.Command {
-	var format *output
+	var format string
 	c := &cobra.Command{
 		Use:   "check",
 		Short: "Check policies, bindings, CA, controller, inventory and sources of endorsement keys",
@@ -70,10 +71,10 @@ It exits with 0 if nothing failed, 31 if a check failed, and 33 if none failed a
 			if err != nil {
 				return err
 			}
-			return i.printReport(report, format.format)
+			return i.printReport(report, format)
 		},
 	}
-	format = outputFlag(c)
+	outputFlag(c, &format)
 	return c
 }
 
@@ -93,7 +94,7 @@ func (e *examination) run(ctx context.Context) (*Report, error) {
 
 func (i *invocation) printReport(r *Report, format string) error {
 	if format != "" {
-		if err := i.print(format, r); err != nil {
+		if err := i.Print(format, r); err != nil {
 			return err
 		}
 	} else if _, err := i.Stdout.Write([]byte(r.Checks.Text(i.colors()))); err != nil {
@@ -101,10 +102,10 @@ func (i *invocation) printReport(r *Report, format string) error {
 	}
 	const hint = "each check above names its remedy; docs/kubectl-attest.md has all of them"
 	if err := r.Checks.Err(); err != nil {
-		return &failure{codeCheckFailed, hint, err}
+		return cli.Fail(codeCheckFailed, hint, err)
 	}
 	if names := r.Checks.Named(checkup.Unknown); len(names) > 0 {
-		return &failure{codeCheckUnknown, hint, errors.New("not known: " + strings.Join(names, ", "))}
+		return cli.Fail(codeCheckUnknown, hint, errors.New("not known: "+strings.Join(names, ", ")))
 	}
 	return nil
 }

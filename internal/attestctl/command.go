@@ -11,7 +11,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -20,7 +19,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/buildinfo"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/outputformat"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/terminal"
@@ -36,11 +34,10 @@ const Name = "kubectl-attest"
 // displayName is how help shows the program.
 const displayName = "kubectl attest"
 
-// Exit codes. Codes up to 31 mean the same as in the plugin, those above do not. The Go runtime
-// uses 2 for a crash.
+// Exit codes. Codes up to 31 mean the same as in the plugin, those above do not.
 const (
-	codeUnexpected     = 1
-	codeUsage          = 3
+	codeUnexpected     = cli.CodeUnexpected
+	codeUsage          = cli.CodeUsage
 	codeAPIUnreachable = 19
 	codeAPIRefused     = 20
 	// codeCheckFailed says that a check failed, codeCheckUnknown that none failed, but not all
@@ -65,23 +62,8 @@ type Program struct {
 	now    func() time.Time
 }
 
-// Process is the part of the process that main passes on.
-type Process struct {
-	Args           []string
-	Stdin          io.Reader
-	Stdout, Stderr io.Writer
-	Getenv         func(string) string
-}
-
-// failure is an error with its exit code and a hint.
-type failure struct {
-	code int
-	hint string
-	err  error
-}
-
-func (f *failure) Error() string { return f.err.Error() }
-func (f *failure) Unwrap() error { return f.err }
+// Process has the parts of the process that main passes on.
+type Process = cli.Process
 
 // invocation is one call of the command line.
 type invocation struct {
@@ -94,25 +76,13 @@ type invocation struct {
 	now time.Time
 }
 
-// maxLine limits a line on standard error, in bytes, since a peer may have written a part of it.
-const maxLine = 2048
-
 // Run executes a command line, and returns the exit code. It reports an error on stderr, once.
 func (p Program) Run(ctx context.Context, process Process) int {
 	i := &invocation{Program: p, Process: process, flags: genericclioptions.NewConfigFlags(true), now: time.Now()}
 	if p.now != nil {
 		i.now = p.now()
 	}
-	err := i.rootCommand().ExecuteContext(ctx)
-	if err == nil {
-		return 0
-	}
-	f := classifyError(err)
-	i.say("%s: %v", Name, f)
-	if f.hint != "" {
-		i.say("hint: %s", f.hint)
-	}
-	return f.code
+	return process.Run(ctx, i.rootCommand(), classifyError)
 }
 
 // Command returns the tree of commands with their flags, for documentation. Run executes them.
@@ -121,33 +91,34 @@ func (p Program) Command() *cobra.Command {
 }
 
 // classifyError gives an error of the API its exit code and hint.
-func classifyError(err error) *failure {
-	var f *failure
+func classifyError(err error) *cli.Failure {
+	if f, ok := errors.AsType[*cli.Failure](err); ok {
+		return f
+	}
 	var status apierrors.APIStatus
 	switch {
-	case errors.As(err, &f):
-		return f
 	case apierrors.IsForbidden(err):
-		return &failure{codeAPIRefused, "the rights are in packaging/kubernetes/optional/operators.yaml: node-attestation-viewer reads, node-attestation-operator resets and revokes, node-attestation-suspender suspends, node-attestation-evictor evicts", err}
+		return cli.Fail(codeAPIRefused, "the rights are in packaging/kubernetes/optional/operators.yaml: node-attestation-viewer reads, node-attestation-operator resets and revokes, node-attestation-suspender suspends, node-attestation-evictor evicts", err)
 	case apierrors.IsUnauthorized(err):
-		return &failure{codeAPIRefused, "log in again: the API server does not know the credential of the kubeconfig", err}
+		return cli.Fail(codeAPIRefused, "log in again: the API server does not know the credential of the kubeconfig", err)
 	case lacksRevocation(err):
-		return &failure{codeNotFound, "apply " + overlay + ": it switches revocation on (docs/revocation.md)", fmt.Errorf("revocation is switched off in this cluster: %w", err)}
+		return cli.Fail(codeNotFound, "apply "+overlay+": it switches revocation on (docs/revocation.md)", fmt.Errorf("revocation is switched off in this cluster: %w", err))
 	case meta.IsNoMatchError(err):
-		return &failure{codeNotFound, "apply packaging/kubernetes, or name another cluster with --context", fmt.Errorf("the API server has no NodeAttestation: %w", err)}
+		return cli.Fail(codeNotFound, "apply packaging/kubernetes, or name another cluster with --context", fmt.Errorf("the API server has no NodeAttestation: %w", err))
 	case errors.As(err, &status):
-		return &failure{codeUnexpected, "", err}
+		return cli.Fail(codeUnexpected, "", err)
 	case errors.Is(err, errUnreachable):
-		return &failure{codeAPIUnreachable, "is it the right cluster? See kubectl cluster-info, and --context", err}
+		return cli.Fail(codeAPIUnreachable, "is it the right cluster? See kubectl cluster-info, and --context", err)
 	}
-	return &failure{codeUnexpected, "", err}
+	return cli.Fail(codeUnexpected, "", err)
 }
 
-func usage(err error) error { return &failure{codeUsage, "see --help", err} }
+// usage is the error of a wrong command line.
+var usage = cli.Usage
 
 // say prints a line on standard error. Its arguments may come from peers.
 func (i *invocation) say(format string, arguments ...any) {
-	_, _ = fmt.Fprintln(i.Stderr, text.Line(sprintf(format, arguments...), maxLine))
+	_, _ = fmt.Fprintln(i.Stderr, text.Line(sprintf(format, arguments...), cli.MaxLine))
 }
 
 func (i *invocation) rootCommand() *cobra.Command {
@@ -165,16 +136,10 @@ unless --workload-kubeconfig names a file.`,
   kubectl attest status
   kubectl attest pending
   kubectl attest status --workload-cluster=prod-1 --namespace=clusters`,
-		Args:          cli.NoArgs(usage),
-		SilenceErrors: true,
-		SilenceUsage:  true,
-		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	root.SetArgs(i.Args)
-	root.SetOut(i.Stdout)
-	root.SetErr(i.Stderr)
+	i.Init(root)
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return usage(cli.FlagError(c, err)) })
 	flags := root.PersistentFlags()
 	i.flags.AddFlags(flags)
 	flags.Lookup("namespace").Usage = "namespace of the records: the controller's, or with --workload-cluster the Cluster's"
@@ -197,8 +162,7 @@ unless --workload-kubeconfig names a file.`,
 }
 
 func (i *invocation) versionCommand() *cobra.Command {
-	info := buildinfo.Info{Version: i.Version, Commit: i.Commit, Protocols: map[string][]string{tpm.Provider: {attestation.VersionTPM}}}
-	c := buildinfo.Command(Name, info, i.Stdout, cli.NoArgs(usage), usage)
+	c := i.VersionCommand(Name, cli.BuildInfo{Version: i.Version, Commit: i.Commit, Protocols: map[string][]string{tpm.Provider: {attestation.VersionTPM}}})
 	var clientOnly bool
 	c.Flags().BoolVar(&clientOnly, "client", false, "ask no cluster for the controller's image")
 	c.Short = "Print version, commit, Go version and protocol versions, and the controller's image"
@@ -232,43 +196,10 @@ func (i *invocation) printController(ctx context.Context) error {
 	return nil
 }
 
-// output is the flag --output.
-type output struct {
-	format string
-	more   []string
-}
-
-// outputFlag adds the flag to a command. more are formats beside json and yaml.
-func outputFlag(c *cobra.Command, more ...string) *output {
-	o := &output{more: more}
-	all := append(more, outputformat.JSON, outputformat.YAML)
-	c.Flags().StringVarP(&o.format, "output", "o", "", fmt.Sprintf("one of %v; default: text", all))
-	c.PreRunE = func(*cobra.Command, []string) error { return o.check() }
-	// fails if there is no such flag
-	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(all, cobra.ShellCompDirectiveNoFileComp))
-	return o
-}
-
-func (o *output) check() error {
-	if o.format == "" || outputformat.Valid(o.format) {
-		return nil
-	}
-	for _, known := range o.more {
-		if o.format == known {
-			return nil
-		}
-	}
-	return usage(fmt.Errorf("--output %q: must be one of %v", o.format, append(o.more, outputformat.JSON, outputformat.YAML)))
-}
-
-// print prints a value for programs.
-func (i *invocation) print(format string, value any) error {
-	out, err := outputformat.Encode(format, value)
-	if err != nil {
-		return err
-	}
-	_, err = i.Stdout.Write(out)
-	return err
+// outputFlag adds the flag --output to a command. more are formats beside json and yaml.
+func outputFlag(c *cobra.Command, format *string, more ...string) {
+	formats := append(more, outputformat.JSON, outputformat.YAML)
+	cli.OptionalOutputFlag(c, format, fmt.Sprintf("one of %v; default: text", formats), formats...)
 }
 
 // colors reports whether standard output may have colours.

@@ -730,7 +730,7 @@ func TestErrors(t *testing.T) {
 	}{
 		"nobody there":            {[]string{"status", "--kubeconfig=" + empty, "--server=https://127.0.0.1:1"}, codeAPIUnreachable, "hint: is it the right cluster?"},
 		"no such file":            {[]string{"status", "--kubeconfig=" + empty + "x"}, codeUsage, "hint: see --help"},
-		"a format":                {[]string{"status", "-o", "table"}, codeUsage, "[wide json yaml]"},
+		"a format":                {[]string{"status", "-o", "table"}, codeUsage, "must be one of wide, json, yaml"},
 		"a command":               {[]string{"statsu"}, codeUsage, "did you mean status?"},
 		"a flag":                  {[]string{"status", "--selektor=x"}, codeUsage, "did you mean --selector?"},
 		"a watched format":        {[]string{"status", "--watch", "-o", "json"}, codeUsage, "--output may be wide"},

@@ -66,7 +66,7 @@ const (
 )
 
 func (i *invocation) describeCommand() *cobra.Command {
-	var format *output
+	var format string
 	c := &cobra.Command{
 		Use:   "describe NODE",
 		Short: "Show the record of a node, and what happened to it by record, requests and Events",
@@ -89,10 +89,10 @@ can create such an Event: do not act on a claim alone. Requests and Events vanis
 				i.warnIncomplete(d.Incomplete, 0)
 				return notFound(args[0])
 			}
-			return i.printDescription(d, format.format)
+			return i.printDescription(d, format)
 		},
 	}
-	format = outputFlag(c)
+	outputFlag(c, &format)
 	return c
 }
 
@@ -275,7 +275,7 @@ func (d *Description) ownersOf(ek string) string {
 func (i *invocation) printDescription(d *Description, format string) error {
 	i.warnIncomplete(d.Incomplete, 0)
 	if format != "" {
-		return i.print(format, d)
+		return i.Print(format, d)
 	}
 	var out strings.Builder
 	line := func(name, format string, arguments ...any) {

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 )
 
@@ -139,8 +140,8 @@ func (e *eviction) deleteNode(ctx context.Context, a *access) (gone bool, err er
 	case err != nil || node == nil:
 		return node == nil, err
 	case e.node == nil || node.UID != e.node.UID:
-		return false, stop{&failure{codeUnexpected, "see which machine the Node belongs to: kubectl attest describe " + e.name,
-			fmt.Errorf("the Node %s was replaced meanwhile: the new Node is not deleted", e.name)}}
+		return false, stop{cli.Fail(codeUnexpected, "see which machine the Node belongs to: kubectl attest describe "+e.name,
+			fmt.Errorf("the Node %s was replaced meanwhile: the new Node is not deleted", e.name))}
 	}
 	uid := node.UID
 	return false, client.IgnoreNotFound(reached(a.nodes.Delete(ctx, node, client.Preconditions{UID: &uid})))

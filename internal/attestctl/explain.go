@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/docs"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 )
 
@@ -22,7 +23,7 @@ type Explanation struct {
 }
 
 func (i *invocation) explainCommand() *cobra.Command {
-	var format *output
+	var format string
 	c := &cobra.Command{
 		Use:   "explain [REASON]",
 		Short: "Say what a reason means and what to do; without one, list all reasons",
@@ -41,26 +42,26 @@ It asks no cluster: the texts are those of docs/reasons.md of this release.`,
 		RunE: func(_ *cobra.Command, args []string) error {
 			all := explanations()
 			if len(args) == 0 {
-				return i.printExplanations(all, format.format)
+				return i.printExplanations(all, format)
 			}
 			at := slices.IndexFunc(all, func(e Explanation) bool { return strings.EqualFold(e.Reason, args[0]) })
 			if at < 0 {
-				return &failure{codeNotFound, "kubectl attest explain lists all reasons", fmt.Errorf("no reason %.64q%s", args[0], text.DidYouMean(args[0], "", reasonNames(all)))}
+				return cli.Fail(codeNotFound, "kubectl attest explain lists all reasons", fmt.Errorf("no reason %.64q%s", args[0], text.DidYouMean(args[0], "", reasonNames(all))))
 			}
-			if format.format != "" {
-				return i.print(format.format, all[at])
+			if format != "" {
+				return i.Print(format, all[at])
 			}
 			_, err := fmt.Fprintf(i.Stdout, "%s\n  meaning: %s\n  what to do: %s\n", all[at].Reason, all[at].Meaning, all[at].Remedy)
 			return err
 		},
 	}
-	format = outputFlag(c)
+	outputFlag(c, &format)
 	return c
 }
 
 func (i *invocation) printExplanations(all []Explanation, format string) error {
 	if format != "" {
-		return i.print(format, all)
+		return i.Print(format, all)
 	}
 	for _, e := range all {
 		if _, err := fmt.Fprintln(i.Stdout, e.Reason); err != nil {

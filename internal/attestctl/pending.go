@@ -31,7 +31,7 @@ type Pending struct {
 }
 
 func (i *invocation) pendingCommand() *cobra.Command {
-	var format *output
+	var format string
 	c := &cobra.Command{
 		Use:   "pending [NODE...]",
 		Short: "List the requests that wait, and why; with -o inventory, as entries for the inventory",
@@ -54,13 +54,13 @@ what "kubelet-authenticator identify" prints on the machine itself. What two req
 			}
 			waiting := newest(requests, (*Request).Waits)
 			asked := func(r *Request) bool { return len(nodes) == 0 || slices.Contains(nodes, r.NodeName) }
-			if format.format == formatInventory {
+			if format == formatInventory {
 				return i.printEntries(c.Context(), a, waiting, asked)
 			}
-			return i.printPending(newPending(slices.DeleteFunc(waiting, func(r *Request) bool { return !asked(r) })), format.format)
+			return i.printPending(newPending(slices.DeleteFunc(waiting, func(r *Request) bool { return !asked(r) })), format)
 		},
 	}
-	format = outputFlag(c, formatInventory)
+	outputFlag(c, &format, formatInventory)
 	return c
 }
 
@@ -76,7 +76,7 @@ func newPending(waiting []*Request) *Pending {
 func (i *invocation) printPending(p *Pending, format string) error {
 	i.warnIncomplete(nil, p.Omitted)
 	if format != "" {
-		return i.print(format, p)
+		return i.Print(format, p)
 	}
 	if len(p.Requests) == 0 {
 		i.say("no request waits")

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 )
@@ -112,7 +113,7 @@ func (i *invocation) planReset(ctx context.Context, a *access, name, recordName 
 	}
 	p.stages = []stage{{writes: deletions}}
 	if len(deletions) == 0 {
-		p.nothing = &failure{codeNotFound, "see above for what the machine needs", fmt.Errorf("node %q: there is nothing to delete", name)}
+		p.nothing = cli.Fail(codeNotFound, "see above for what the machine needs", fmt.Errorf("node %q: there is nothing to delete", name))
 	}
 	return p, nil
 }
@@ -134,7 +135,7 @@ func (a *access) recordOf(ctx context.Context, node, name string) (one *v1alpha1
 	case len(names) > 1:
 		return nil, usage(fmt.Errorf("several records have node name %q: name one of them with --record: %s", node, text.Names(names)))
 	case name != "" && len(names) == 0:
-		return nil, &failure{codeNotFound, "kubectl attest describe " + node, fmt.Errorf("node %q has no record %q", node, name)}
+		return nil, cli.Fail(codeNotFound, "kubectl attest describe "+node, fmt.Errorf("node %q has no record %q", node, name))
 	}
 	return one, nil
 }

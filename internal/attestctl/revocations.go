@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/revocation"
@@ -64,7 +65,7 @@ type SuspendedMachine struct {
 }
 
 func (i *invocation) revocationsCommand() *cobra.Command {
-	var format *output
+	var format string
 	c := &cobra.Command{
 		Use:   "revocations",
 		Short: "Show revocations, suspended machines, and how full the lists are",
@@ -82,10 +83,10 @@ servers refuse what is on them. WAITING are nodes without a newer certificate.`,
 			if err != nil {
 				return err
 			}
-			return i.printRevocations(r, format.format)
+			return i.printRevocations(r, format)
 		},
 	}
-	format = outputFlag(c)
+	outputFlag(c, &format)
 	return c
 }
 
@@ -148,7 +149,7 @@ func (i *invocation) printRevocations(r *Revocations, format string) error {
 		i.say("warning: %d more are not shown; see kubectl get noderevocations,nodesuspensions", r.Omitted)
 	}
 	if format != "" {
-		return i.print(format, r)
+		return i.Print(format, r)
 	}
 	l := &r.Lists
 	ends := ""
@@ -345,7 +346,7 @@ func (p *planText) addLimits() {
 // mustBeInForce returns an error if revoked certificates are not refused.
 func (i *invocation) mustBeInForce(ctx context.Context, a *access) error {
 	if f := a.readInForce(ctx, i.now); !f.isTrue() {
-		return &failure{codeNotInForce, "kubectl attest check says what can be done", fmt.Errorf("it is recorded, and not in force: the condition %s is %s", telemetry.ConditionRevocation, f)}
+		return cli.Fail(codeNotInForce, "kubectl attest check says what can be done", fmt.Errorf("it is recorded, and not in force: the condition %s is %s", telemetry.ConditionRevocation, f))
 	}
 	return nil
 }

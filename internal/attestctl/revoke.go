@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 )
@@ -145,7 +146,7 @@ func (f *revokeFlags) check(nodes []string) error {
 }
 
 func tooMany(n int) error {
-	return &failure{codeUsage, "--all selects all nodes of the cluster", fmt.Errorf("%d nodes are selected: at most %d can be named", n, maxSelected)}
+	return cli.Fail(codeUsage, "--all selects all nodes of the cluster", fmt.Errorf("%d nodes are selected: at most %d can be named", n, maxSelected))
 }
 
 // issuedBefore parses the flag of that name, nil if it is not set. The API keeps whole seconds: a
@@ -199,7 +200,7 @@ func (i *invocation) revoke(ctx context.Context, nodes []string, f *revokeFlags)
 			return nil, err
 		}
 		if s.certificates == 0 {
-			return nil, &failure{codeNotFound, "kubectl attest describe NODE lists the certificates of a node", errors.New("the selected nodes have no certificate to revoke")}
+			return nil, cli.Fail(codeNotFound, "kubectl attest describe NODE lists the certificates of a node", errors.New("the selected nodes have no certificate to revoke"))
 		}
 		p := &plan{
 			question:  fmt.Sprintf("Revoke %s of %s?", text.Count(s.certificates, "certificate"), text.Count(len(s.nodes), "node")),
@@ -357,9 +358,9 @@ func (s *selection) selectRecords(ctx context.Context, a *access, names []string
 	const hint = "without a record there is nothing to revoke; kubectl attest status lists the nodes that have one"
 	switch {
 	case selector == "" && len(s.left) > 0:
-		return nil, &failure{codeNotFound, hint, fmt.Errorf("these nodes have no record: %s", text.Names(s.left))}
+		return nil, cli.Fail(codeNotFound, hint, fmt.Errorf("these nodes have no record: %s", text.Names(s.left)))
 	case len(s.object.Spec.Nodes) == 0:
-		return nil, &failure{codeNotFound, hint, fmt.Errorf("no Node with the labels %q has a record", selector)}
+		return nil, cli.Fail(codeNotFound, hint, fmt.Errorf("no Node with the labels %q has a record", selector))
 	case len(s.object.Spec.Nodes) > maxSelected:
 		return nil, tooMany(len(s.object.Spec.Nodes))
 	}
@@ -477,8 +478,9 @@ func (s *selection) wait(i *invocation, a *access) *wait {
 			if err := i.printf("%s revoked, %s back after %s", text.Count(last.revoked, "certificate"), text.Count(last.back, "node"), took.Round(time.Second)); err != nil || len(last.lost) == 0 {
 				return err
 			}
-			return &failure{codeNotInForce, "once these nodes have records again, run the command again",
-				fmt.Errorf("NOT revoked: %s, whose records were deleted meanwhile; nodes: %s", text.Count(last.lostCertificates, "certificate"), text.Names(last.lost))}
+			return cli.Fail(codeNotInForce, "once these nodes have records again, run the command again",
+				fmt.Errorf("NOT revoked: %s, whose records were deleted meanwhile; nodes: %s", text.Count(last.lostCertificates, "certificate"), text.Names(last.lost)))
+
 		},
 		ended: func() string {
 			return fmt.Sprintf("the revocation %s goes on; %d of %d nodes are back, waiting for %s", s.object.Name, last.back, awaited, last.waitingFor())
@@ -497,7 +499,7 @@ func (s *selection) wait(i *invocation, a *access) *wait {
 func (s *selection) progress(ctx context.Context, a *access, now time.Time) (at revocationProgress, err error) {
 	object := &v1alpha1.NodeRevocation{}
 	if err := a.records.Get(ctx, client.ObjectKeyFromObject(s.object), object); apierrors.IsNotFound(err) {
-		return at, stop{&failure{codeNotFound, "what is revoked stays revoked", fmt.Errorf("the NodeRevocation %s was deleted: the rest is not revoked", s.object.Name)}}
+		return at, stop{cli.Fail(codeNotFound, "what is revoked stays revoked", fmt.Errorf("the NodeRevocation %s was deleted: the rest is not revoked", s.object.Name))}
 	} else if err != nil {
 		return at, reached(err)
 	}

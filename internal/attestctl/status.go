@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
@@ -95,7 +96,7 @@ func stateOf(r *v1alpha1.NodeAttestation, expires *metav1.Time, now time.Time) r
 }
 
 func (i *invocation) statusCommand() *cobra.Command {
-	var format *output
+	var format string
 	var selector string
 	var watch bool
 	c := &cobra.Command{
@@ -114,7 +115,7 @@ RehearsalPassed, or why it would be denied. Kubernetes deletes a rehearsal after
 		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: i.completeNode,
 		RunE: func(c *cobra.Command, args []string) error {
-			if watch && format.format != "" && format.format != formatWide {
+			if watch && format != "" && format != formatWide {
 				return usage(fmt.Errorf("--watch prints a table: --output may be %s", formatWide))
 			}
 			a, err := i.open(c.Context())
@@ -122,13 +123,13 @@ RehearsalPassed, or why it would be denied. Kubernetes deletes a rehearsal after
 				return err
 			}
 			if watch {
-				return i.watchStatus(c.Context(), a, strings.Join(args, ""), selector, format.format)
+				return i.watchStatus(c.Context(), a, strings.Join(args, ""), selector, format)
 			}
 			status, err := a.status(c.Context(), strings.Join(args, ""), selector, i.now)
 			if err != nil {
 				return err
 			}
-			if err := i.printStatus(status, format.format); err != nil {
+			if err := i.printStatus(status, format); err != nil {
 				return err
 			}
 			if len(args) == 1 && len(status.Nodes) == 0 {
@@ -137,7 +138,7 @@ RehearsalPassed, or why it would be denied. Kubernetes deletes a rehearsal after
 			return nil
 		},
 	}
-	format = outputFlag(c, formatWide)
+	outputFlag(c, &format, formatWide)
 	c.Flags().StringVarP(&selector, "selector", "l", "", "only nodes whose Node has these labels, as for kubectl get")
 	c.Flags().BoolVarP(&watch, "watch", "w", false, "keep running, and print a node again when its status changes")
 	return c
@@ -199,13 +200,13 @@ var errNoNamespace = errors.New("there is no namespace")
 func (a *access) readAllRecords(ctx context.Context) ([]v1alpha1.NodeAttestation, error) {
 	records, err := a.readRecords(ctx)
 	if len(records) == 0 && err == nil && apierrors.IsNotFound(a.records.Get(ctx, client.ObjectKey{Name: a.namespace}, &corev1.Namespace{})) {
-		err = &failure{codeNotFound, "--namespace is that of the records, with Cluster API that of the Cluster", fmt.Errorf("%w %q", errNoNamespace, a.namespace)}
+		err = cli.Fail(codeNotFound, "--namespace is that of the records, with Cluster API that of the Cluster", fmt.Errorf("%w %q", errNoNamespace, a.namespace))
 	}
 	return records, err
 }
 
 func notFound(node string) error {
-	return &failure{codeNotFound, "kubectl attest pending lists all requests that wait; finished ones vanish after an hour", fmt.Errorf("node %q has no record and no request", node)}
+	return cli.Fail(codeNotFound, "kubectl attest pending lists all requests that wait; finished ones vanish after an hour", fmt.Errorf("node %q has no record and no request", node))
 }
 
 // status collects the status of one node, or of all, or of those whose Node the selector selects.
@@ -331,7 +332,7 @@ func (n *NodeStatus) add(r *Request) {
 func (i *invocation) printStatus(s *Status, format string) error {
 	i.warnIncomplete(s.Incomplete, s.Omitted)
 	if format != "" && format != formatWide {
-		return i.print(format, s)
+		return i.Print(format, s)
 	}
 	if len(s.Nodes) == 0 {
 		return nil

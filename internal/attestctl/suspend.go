@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 )
@@ -210,7 +211,7 @@ func (i *invocation) planSuspension(ctx context.Context, a *access, node string,
 		return nil, usage(fmt.Errorf("the record of node %q has another endorsement key: %s", node, own))
 	case ek != "":
 	case record == nil:
-		return nil, &failure{codeNotFound, "name the fingerprint of its endorsement key with --ek; kubelet-authenticator identify prints it on the machine", fmt.Errorf("node %q has no record", node)}
+		return nil, cli.Fail(codeNotFound, "name the fingerprint of its endorsement key with --ek; kubelet-authenticator identify prints it on the machine", fmt.Errorf("node %q has no record", node))
 	case own == "":
 		return nil, usage(fmt.Errorf("the record of node %q has no endorsement key: its certificates can be revoked, and the machine cannot be suspended", node))
 	default:
@@ -275,7 +276,7 @@ func (m *machine) untilSuspended(i *invocation, a *access, object *v1alpha1.Node
 	return &wait{
 		look: func(ctx context.Context) (bool, string, error) {
 			if err := a.records.Get(ctx, client.ObjectKeyFromObject(object), &v1alpha1.NodeSuspension{}); apierrors.IsNotFound(err) {
-				return false, "", stop{&failure{codeNotFound, "", fmt.Errorf("the NodeSuspension %s was deleted", object.Name)}}
+				return false, "", stop{cli.Fail(codeNotFound, "", fmt.Errorf("the NodeSuspension %s was deleted", object.Name))}
 			} else if err != nil {
 				return false, "", reached(err)
 			}
@@ -397,7 +398,7 @@ func (a *access) findSuspension(ctx context.Context, node, ek string) (*v1alpha1
 	found := slices.Sorted(maps.Keys(eks))
 	switch len(found) {
 	case 0:
-		return nil, &failure{codeNotFound, "kubectl attest revocations lists all suspensions", errors.New("no suspension is found")}
+		return nil, cli.Fail(codeNotFound, "kubectl attest revocations lists all suspensions", errors.New("no suspension is found"))
 	case 1:
 		return suspensions[found[0]], nil
 	}

@@ -10,7 +10,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"strconv"
 	"strings"
 	"time"
@@ -23,7 +22,6 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/outputformat"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/terminal"
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
@@ -55,15 +53,9 @@ type Program struct {
 	FlagValues func(flag string) []string
 }
 
-// Process has the parts of the process that main passes on.
-type Process struct {
-	Args []string
-	// Stdin is where a person on a terminal confirms. If it is nil, nobody can.
-	Stdin io.Reader
-	// Stdout receives one JSON document, or what a person asked for.
-	Stdout, Stderr io.Writer
-	Getenv         func(string) string
-}
+// Process has the parts of the process that main passes on. Stdout receives one JSON document, or
+// what a person asked for.
+type Process = cli.Process
 
 // invocation is one call of the command line.
 type invocation struct {
@@ -84,13 +76,16 @@ type invocation struct {
 // Run executes a command line and returns the exit code (docs/exit-codes.md). It prints an error on
 // stderr, once.
 func (p Program) Run(ctx context.Context, with Process) int {
-	i := p.invocation(with)
-	if err := i.root.ExecuteContext(ctx); err != nil {
-		failure := authenticator.AsFailure(err)
-		i.say(failure)
-		return failure.Reason.Code()
+	return with.Run(ctx, p.invocation(with).root, asFailure)
+}
+
+// asFailure returns an error with its exit code and its hint.
+func asFailure(err error) *cli.Failure {
+	if usage, ok := errors.AsType[*cli.Failure](err); ok {
+		return usage
 	}
-	return 0
+	failure := authenticator.AsFailure(err)
+	return cli.Fail(failure.Reason.Code(), failure.Hint, failure)
 }
 
 // invocation builds only the commands that the command line needs.
@@ -122,16 +117,13 @@ func settingsOnly(args []string) bool {
 	return true
 }
 
-// maxLine bounds a line on standard error, in bytes: a peer may have written a part of it.
-const maxLine = 2048
-
-// say prints an error in one line, and its hint in another line.
+// say prints an error that does not end the command.
 func (i *invocation) say(err error) {
-	_, _ = fmt.Fprintf(i.Stderr, "%s: %s\n", i.Name, text.Line(err.Error(), maxLine))
-	var failure *authenticator.Failure
-	if errors.As(err, &failure) && failure.Hint != "" {
-		_, _ = fmt.Fprintf(i.Stderr, "hint: %s\n", text.Line(failure.Hint, maxLine))
+	hint := ""
+	if failure, ok := errors.AsType[*authenticator.Failure](err); ok {
+		hint = failure.Hint
 	}
+	i.Report(i.Name, err, hint)
 }
 
 func (i *invocation) rootCommand() *cobra.Command {
@@ -143,15 +135,9 @@ certificate as an ExecCredential. Where there is none, or it is due, a detached 
 Kubernetes CSR API, with evidence of which machine this is.
 
 On a terminal it does not print the key. Run status, doctor or --dry-run instead.`,
-		Args:          noArgs,
-		SilenceErrors: true,
-		SilenceUsage:  true,
-		RunE:          i.run,
+		RunE: i.run,
 	}
-	root.SetArgs(i.Args)
-	root.SetOut(i.Stdout)
-	root.SetErr(i.Stderr)
-	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return usage(cli.FlagError(c, err)) })
+	i.Init(root)
 	i.config = authenticator.DefaultConfig()
 	i.config.Provider = i.DefaultProvider
 	flags := root.PersistentFlags()
@@ -189,17 +175,23 @@ func (i *invocation) addCommands() {
 	i.completeValues()
 }
 
-// noArgs is the Args of a command without arguments.
-var noArgs = cli.NoArgs(usage)
+// The parts of package cli that each command uses.
+const (
+	formatText = cli.FormatText
+	maxLine    = cli.MaxLine
+)
+
+var (
+	noArgs       = cli.NoArgs
+	usage        = cli.Usage
+	outputFlag   = cli.OutputFlag
+	completeFlag = cli.CompleteFlag
+)
 
 // example returns the examples of a command's help, with the program's name for "{}".
 func example(name, s string) string {
 	indented := "  " + strings.ReplaceAll(strings.ReplaceAll(strings.TrimSpace(s), "{}", name), "\n", "\n  ")
 	return strings.ReplaceAll(indented, "\n  \n", "\n\n")
-}
-
-func usage(err error) error {
-	return &authenticator.Failure{Reason: authenticator.Usage, Hint: "see --help", Err: err}
 }
 
 // bind connects each setting with its flag.
@@ -291,7 +283,7 @@ func (i *invocation) run(cmd *cobra.Command, _ []string) error {
 	case i.output != "" && (!i.dryRun && !i.version || !outputformat.Valid(i.output)):
 		return usage(fmt.Errorf("--output %q: goes with --dry-run or --version, and must be json or yaml", i.output))
 	case i.version:
-		return i.buildInfo().Print(i.Stdout, i.Name, i.output)
+		return i.PrintVersion(i.Name, i.buildInfo(), i.output)
 	case !i.dryRun && i.Getenv(authenticator.ExecInfoVariable) == "" && terminal.Is(i.Stdout):
 		return i.explain()
 	}

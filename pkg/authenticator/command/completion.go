@@ -39,9 +39,3 @@ func (i *invocation) flagValues(flag string) []string {
 	}
 	return i.FlagValues(flag)
 }
-
-// completeFlag registers shell completion for the values of a command's flag.
-func completeFlag(c *cobra.Command, flag string, values []string) {
-	// It fails only for a flag that does not exist, or was registered before.
-	_ = c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
-}

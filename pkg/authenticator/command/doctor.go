@@ -15,7 +15,7 @@ import (
 
 func (i *invocation) doctorCommand() *cobra.Command {
 	o := doctor.Options{}
-	var format *output
+	var format string
 	c := &cobra.Command{
 		Use:   "doctor",
 		Short: "Examine the node: TPM, files, clock, API server, signer, and the running kubelet",
@@ -32,9 +32,6 @@ It exits with 31 if a check failed, and also on a machine without any configurat
 {} doctor --output=json | jq -r '.checks[] | select(.status == "failure") | .name'`),
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := format.check(); err != nil {
-				return err
-			}
 			if o.Timeout <= 0 {
 				return usage(fmt.Errorf("--timeout %s: must be more than 0", o.Timeout))
 			}
@@ -45,10 +42,10 @@ It exits with 31 if a check failed, and also on a machine without any configurat
 				o.ConfigErr = err
 			}
 			o.ConfigFile, o.Providers, o.UserAgent = i.file, i.Providers, i.userAgent()
-			return i.printDoctor(doctor.Run(cmd.Context(), o), format.format)
+			return i.printDoctor(doctor.Run(cmd.Context(), o), format)
 		},
 	}
-	format = outputFlag(c, formatText, outputformat.JSON, outputformat.YAML)
+	outputFlag(c, &format, formatText, outputformat.JSON, outputformat.YAML)
 	c.Flags().DurationVar(&o.Timeout, "timeout", doctor.DefaultTimeout, "longest time for all checks together")
 	c.Flags().StringVar(&o.Proc, "proc", "/proc", "where the proc file system is")
 	c.Flags().StringVar(&o.Manifests, "manifests", "", "directory of static pods (default: kubeadm's)")

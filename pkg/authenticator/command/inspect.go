@@ -18,7 +18,7 @@ import (
 )
 
 func (i *invocation) identifyCommand() *cobra.Command {
-	var format *output
+	var format string
 	c := &cobra.Command{
 		Use:   "identify",
 		Short: "Print what an inventory needs to know of this machine",
@@ -33,9 +33,6 @@ func (i *invocation) identifyCommand() *cobra.Command {
 {} identify --output=json | jq -r '.device.eks[].fingerprint'`),
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := format.check(); err != nil {
-				return err
-			}
 			a, err := i.load()
 			if err != nil {
 				return err
@@ -46,7 +43,7 @@ func (i *invocation) identifyCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			out, err := encodeIdentity(format.format, identity)
+			out, err := encodeIdentity(format, identity)
 			if err != nil {
 				return err
 			}
@@ -54,7 +51,7 @@ func (i *invocation) identifyCommand() *cobra.Command {
 			return err
 		},
 	}
-	format = outputFlag(c, outputformat.YAML, outputformat.JSON, formatEntry)
+	outputFlag(c, &format, outputformat.YAML, outputformat.JSON, formatEntry)
 	return c
 }
 
@@ -104,16 +101,13 @@ type SelfTestCheck struct {
 }
 
 func (i *invocation) selfTestCommand(name string) *cobra.Command {
-	var format *output
+	var format string
 	c := &cobra.Command{
 		Use:     "selftest",
 		Short:   "Try each operation that the provider needs from its device, and report failures and times",
 		Example: example(i.Name, "{} "+name+" selftest"),
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := format.check(); err != nil {
-				return err
-			}
 			if err := i.root.PersistentFlags().Set("provider", name); err != nil {
 				return err
 			}
@@ -124,13 +118,13 @@ func (i *invocation) selfTestCommand(name string) *cobra.Command {
 			// a self-test holds the TPM's lock, so its time is bounded
 			ctx, cancel := context.WithTimeout(cmd.Context(), i.deadline())
 			defer cancel()
-			if format.format == formatText {
+			if format == formatText {
 				return a.SelfTest(ctx, i.printCheck)
 			}
-			return i.encodeSelfTest(ctx, a, format.format)
+			return i.encodeSelfTest(ctx, a, format)
 		},
 	}
-	format = outputFlag(c, formatText, outputformat.JSON, outputformat.YAML)
+	outputFlag(c, &format, formatText, outputformat.JSON, outputformat.YAML)
 	return c
 }
 

@@ -20,7 +20,7 @@ import (
 )
 
 func (i *invocation) statusCommand() *cobra.Command {
-	var format *output
+	var format string
 	c := &cobra.Command{
 		Use:   "status",
 		Short: "Show the node's certificate, its renewal, the last attempt and the pending request",
@@ -42,16 +42,13 @@ Exit codes:
 {} status --output=json | jq .certificate.remainingSeconds`),
 		Args: noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			if err := format.check(); err != nil {
-				return err
-			}
 			overview, err := i.overview()
 			if err != nil {
 				return err
 			}
 			out := describeOverview(overview)
-			if format.format != formatText {
-				if out, err = outputformat.Encode(format.format, overview); err != nil {
+			if format != formatText {
+				if out, err = outputformat.Encode(format, overview); err != nil {
 					return err
 				}
 			}
@@ -61,7 +58,7 @@ Exit codes:
 			return overview.Failure()
 		},
 	}
-	format = outputFlag(c, formatText, outputformat.JSON, outputformat.YAML)
+	outputFlag(c, &format, formatText, outputformat.JSON, outputformat.YAML)
 	return c
 }
 

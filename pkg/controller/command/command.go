@@ -8,16 +8,13 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/buildinfo"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
@@ -27,10 +24,8 @@ import (
 // defaultConfigFile is read unless --config names another.
 const defaultConfigFile = "/etc/node-attestation-controller/config.yaml"
 
-// Exit codes. A code that the plugin has, too, means the same. The Go runtime uses 2 for a crash.
+// Exit codes, beside those of package cli. A code that the plugin has, too, means the same.
 const (
-	codeUnexpected    = 1
-	codeUsage         = 3
 	CodeConfiguration = 10
 	// codeRefused says that verify judged a request that the policy refuses.
 	codeRefused = 21
@@ -47,20 +42,7 @@ type Program struct {
 }
 
 // Process has the parts of the process that main passes on.
-type Process struct {
-	Args           []string
-	Stdout, Stderr io.Writer
-}
-
-// failure is an error with its exit code and a hint.
-type failure struct {
-	code int
-	hint string
-	err  error
-}
-
-func (f *failure) Error() string { return f.err.Error() }
-func (f *failure) Unwrap() error { return f.err }
+type Process = cli.Process
 
 // invocation is one call of the command line.
 type invocation struct {
@@ -71,26 +53,10 @@ type invocation struct {
 	logFormat                                     logFormat
 }
 
-// maxLine limits a line on standard error, in bytes, since a peer may have written a part of it.
-const maxLine = 2048
-
 // Run executes a command line until ctx ends, and returns the exit code. It reports an error on
 // stderr, once.
 func (p Program) Run(ctx context.Context, process Process) int {
-	i := &invocation{Program: p, Process: process}
-	err := i.rootCommand().ExecuteContext(ctx)
-	if err == nil {
-		return 0
-	}
-	_, _ = fmt.Fprintf(i.Stderr, "%s: %s\n", controller.Name, text.Line(err.Error(), maxLine))
-	var f *failure
-	if !errors.As(err, &f) {
-		return codeUnexpected
-	}
-	if f.hint != "" {
-		_, _ = fmt.Fprintf(i.Stderr, "hint: %s\n", text.Line(f.hint, maxLine))
-	}
-	return f.code
+	return process.Run(ctx, (&invocation{Program: p, Process: process}).rootCommand(), cli.AsFailure)
 }
 
 // Command returns the tree of commands with their flags, for documentation. Run executes them.
@@ -103,16 +69,10 @@ func (i *invocation) rootCommand() *cobra.Command {
 		Long: controller.Name + ` decides on the CertificateSigningRequests of kubelet-authenticator: it challenges the machine's TPM, verifies
 what it proves, finds the machine in the inventory, and approves and signs, or denies, or waits. It runs until SIGTERM
 or SIGINT.`,
-		Args:          noArgs,
-		SilenceErrors: true,
-		SilenceUsage:  true,
-		RunE:          i.run,
+		RunE: i.run,
 	}
-	root.SetArgs(i.Args)
-	root.SetOut(i.Stdout)
-	root.SetErr(i.Stderr)
+	i.Init(root)
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return usage(cli.FlagError(c, err)) })
 	root.PersistentFlags().StringVar(&i.file, "config", defaultConfigFile, "configuration file, which has to exist")
 	root.Flags().StringVar(&i.kubeconfig, "kubeconfig", "", "kubeconfig file (default: the pod's service account)")
 	root.Flags().StringVar(&i.watchFilter, "watch-filter", "", "takes precedence over clusterAPI.watchFilter of the configuration file")
@@ -134,11 +94,6 @@ or SIGINT.`,
 	return root
 }
 
-// noArgs is the Args of a command without arguments.
-var noArgs = cli.NoArgs(usage)
-
-func usage(err error) error { return &failure{codeUsage, "see --help", err} }
-
 // settings reads the configuration file and checks it.
 func (i *invocation) settings() (*config.Settings, error) {
 	c, err := config.Load(i.file)
@@ -148,9 +103,9 @@ func (i *invocation) settings() (*config.Settings, error) {
 	switch {
 	// all replicas would have this identity, and all would lead
 	case strings.Contains(i.leaderIdentity, "$("):
-		return nil, usage(fmt.Errorf("--leader-identity: %q refers to a variable that the pod's env does not have", i.leaderIdentity))
+		return nil, cli.Usage(fmt.Errorf("--leader-identity: %q refers to a variable that the pod's env does not have", i.leaderIdentity))
 	case i.watchFilter != "" && c.ClusterAPI == nil:
-		return nil, usage(errors.New("--watch-filter is for a configuration with clusterAPI"))
+		return nil, cli.Usage(errors.New("--watch-filter is for a configuration with clusterAPI"))
 	case i.watchFilter != "":
 		c.ClusterAPI.WatchFilter = i.watchFilter
 	}
@@ -171,9 +126,9 @@ func (i *invocation) configCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "config",
 		Short: "Check a configuration file, offline",
-		Args:  noArgs,
+		Args:  cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return usage(fmt.Errorf("%s needs a command", c.CommandPath()))
+			return cli.Usage(fmt.Errorf("%s needs a command", c.CommandPath()))
 		},
 	}
 	c.AddCommand(&cobra.Command{
@@ -185,7 +140,7 @@ read: see inventory check, and kubectl attest check.
 It exits with 0 if the controller would start, and with 10 if it would not.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 1 {
-				return usage(errors.New("name one file"))
+				return cli.Usage(errors.New("name one file"))
 			}
 			return nil
 		},
@@ -216,10 +171,9 @@ func (i *invocation) checkManagement(settings *config.Settings) error {
 }
 
 func misconfigured(err error) error {
-	return &failure{CodeConfiguration, "see docs/controller-configuration.md for the fields of " + config.Kind, err}
+	return cli.Fail(CodeConfiguration, "see docs/controller-configuration.md for the fields of "+config.Kind, err)
 }
 
 func (i *invocation) versionCommand() *cobra.Command {
-	info := buildinfo.Info{Version: i.Version, Commit: i.Commit, Protocols: map[string][]string{tpm.Provider: {attestation.VersionTPM}}}
-	return buildinfo.Command(controller.Name, info, i.Stdout, noArgs, usage)
+	return i.VersionCommand(controller.Name, cli.BuildInfo{Version: i.Version, Commit: i.Commit, Protocols: map[string][]string{tpm.Provider: {attestation.VersionTPM}}})
 }

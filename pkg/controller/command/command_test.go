@@ -14,7 +14,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/buildinfo"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 )
 
@@ -49,23 +49,23 @@ func TestExitCodes(t *testing.T) {
 	}{
 		"version":              {[]string{"version"}, 0, ""},
 		"help":                 {[]string{"--help"}, 0, ""},
-		"an argument":          {[]string{"start"}, codeUsage, `"start"`},
-		"an unknown flag":      {[]string{"--confg=x"}, codeUsage, "--confg"},
-		"an output":            {[]string{"version", "-o", "xml"}, codeUsage, "xml"},
+		"an argument":          {[]string{"start"}, cli.CodeUsage, `"start"`},
+		"an unknown flag":      {[]string{"--confg=x"}, cli.CodeUsage, "--confg"},
+		"an output":            {[]string{"version", "-o", "xml"}, cli.CodeUsage, "xml"},
 		"no file":              {[]string{"--config=/nonexistent"}, CodeConfiguration, "/nonexistent"},
 		"an empty name":        {[]string{"--config="}, CodeConfiguration, "none is named"},
 		"a broken file":        {[]string{"--config", write(t, good+"adit: true\n")}, CodeConfiguration, "line 9: adit: unknown field; did you mean audit?"},
 		"a file is checked":    {[]string{"config", "check", write(t, good)}, 0, ""},
 		"a broken one is":      {[]string{"config", "check", write(t, good+"adit: true\n")}, CodeConfiguration, "line 9: adit: unknown field; did you mean audit?"},
 		"a wrong one is":       {[]string{"config", "check", write(t, strings.Replace(good, "clusterUID: c\n", "", 1))}, CodeConfiguration, "clusterUID"},
-		"two files are":        {[]string{"config", "check", "a", "b"}, codeUsage, "one file"},
-		"nothing is":           {[]string{"config"}, codeUsage, "needs a command"},
+		"two files are":        {[]string{"config", "check", "a", "b"}, cli.CodeUsage, "one file"},
+		"nothing is":           {[]string{"config"}, cli.CodeUsage, "needs a command"},
 		"a field that is left": {[]string{"--config", write(t, strings.Replace(good, "clusterUID: c\n", "", 1))}, CodeConfiguration, "clusterUID"},
 		"no kubeconfig":        {[]string{"--config", write(t, good), "--kubeconfig=/nonexistent"}, CodeConfiguration, "/nonexistent"},
 		"not in a pod":         {[]string{"--config", write(t, good)}, CodeConfiguration, ""},
 		"software for a TPM":   {[]string{"--config", write(t, strings.Replace(inManagement, "ekSources: [Annotation]", "trustOnFirstUse: true", 1))}, CodeConfiguration, "clusterAPI.trustAnyTPM: true"},
-		"a filter for nothing": {[]string{"--config", write(t, good), "--watch-filter=x"}, codeUsage, "--watch-filter"},
-		"nobody's identity":    {[]string{"--config", write(t, good), "--leader-identity=$(POD_NAME)_$(POD_UID)"}, codeUsage, "--leader-identity"},
+		"a filter for nothing": {[]string{"--config", write(t, good), "--watch-filter=x"}, cli.CodeUsage, "--watch-filter"},
+		"nobody's identity":    {[]string{"--config", write(t, good), "--leader-identity=$(POD_NAME)_$(POD_UID)"}, cli.CodeUsage, "--leader-identity"},
 		"no Cluster API here":  {[]string{"--config", write(t, inManagement)}, CodeConfiguration, "clusterAPI"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -109,7 +109,7 @@ func TestVersionInJSON(t *testing.T) {
 	if code := (Program{Version: "1.2.3", Commit: "abc"}).Run(t.Context(), Process{Args: []string{"version", "-o", "json"}, Stdout: &stdout}); code != 0 {
 		t.Fatal(code)
 	}
-	var info buildinfo.Info
+	var info cli.BuildInfo
 	if err := json.Unmarshal(stdout.Bytes(), &info); err != nil || info.Version != "1.2.3" || info.Commit != "abc" || len(info.Protocols["tpm"]) != 1 {
 		t.Errorf("%+v, %v", info, err)
 	}
@@ -127,7 +127,7 @@ func TestExitCodesAreDocumented(t *testing.T) {
 		code, _ := strconv.Atoi(row[1])
 		got = append(got, code)
 	}
-	for _, code := range []int{0, codeUnexpected, codeUsage, CodeConfiguration, codeRefused, codeFIPS} {
+	for _, code := range []int{0, cli.CodeUnexpected, cli.CodeUsage, CodeConfiguration, codeRefused, codeFIPS} {
 		found := false
 		for _, documented := range got {
 			found = found || documented == code

@@ -15,6 +15,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/bounded"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/machineentry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/outputformat"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
@@ -25,9 +26,9 @@ func (i *invocation) inventoryCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "inventory",
 		Short: "Check, merge and compare inventories, offline",
-		Args:  noArgs,
+		Args:  cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return usage(fmt.Errorf("%s needs a command", c.CommandPath()))
+			return cli.Usage(fmt.Errorf("%s needs a command", c.CommandPath()))
 		},
 	}
 	c.AddCommand(i.inventoryCheckCommand(), i.inventoryMergeCommand(), i.inventoryDiffCommand())
@@ -94,7 +95,7 @@ with its line, and every contradiction between entries. The exit code is 10 if t
 			return report.err()
 		},
 	}
-	formatFlag(c, &format)
+	cli.OutputFlag(c, &format, cli.FormatText, outputformat.JSON, outputformat.YAML)
 	return c
 }
 
@@ -145,7 +146,7 @@ func (i *invocation) inventoryDiffCommand() *cobra.Command {
 its place. The exit code is 0 whether or not they differ, and 10 if check finds anything in one of them.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 2 {
-				return usage(errors.New("it compares two files"))
+				return cli.Usage(errors.New("it compares two files"))
 			}
 			return nil
 		},
@@ -162,37 +163,24 @@ its place. The exit code is 0 whether or not they differ, and 10 if check finds 
 			return i.output(format, diff, func(out io.Writer) { diff.print(out) })
 		},
 	}
-	formatFlag(c, &format)
+	cli.OutputFlag(c, &format, cli.FormatText, outputformat.JSON, outputformat.YAML)
 	return c
 }
 
 func someFiles(_ *cobra.Command, args []string) error {
 	if len(args) == 0 {
-		return usage(errors.New("no file is named"))
+		return cli.Usage(errors.New("no file is named"))
 	}
 	return nil
 }
 
-const formatText = "text"
-
-func formatFlag(c *cobra.Command, format *string) {
-	c.Flags().StringVarP(format, "output", "o", formatText, "text, json, yaml")
-}
-
 // output prints a value in a format, as text by write.
 func (i *invocation) output(format string, value any, write func(io.Writer)) error {
-	if format == formatText {
-		write(i.Stdout)
-		return nil
+	if format != cli.FormatText {
+		return i.Print(format, value)
 	}
-	if !outputformat.Valid(format) {
-		return usage(fmt.Errorf("--output %q: must be one of text, json, yaml", format))
-	}
-	out, err := outputformat.Encode(format, value)
-	if err == nil {
-		_, err = i.Stdout.Write(out)
-	}
-	return err
+	write(i.Stdout)
+	return nil
 }
 
 // goodInventory returns the inventory of these files if it is valid. Otherwise it reports all
@@ -215,7 +203,7 @@ func readInventory(files []string) (*inventoryReport, error) {
 	for _, file := range files {
 		content, err := bounded.ReadFile(file, maxManifest)
 		if err != nil {
-			return nil, usage(err)
+			return nil, cli.Usage(err)
 		}
 		for _, p := range partsOf(file, content) {
 			report.Parts = append(report.Parts, p.report())
@@ -335,10 +323,8 @@ func (r *inventoryReport) err() error {
 	if problems+len(r.Conflicts) == 0 {
 		return nil
 	}
-	return &failure{
-		CodeConfiguration, "see docs/inventory.md for the format, and for what each of these does to a running controller",
-		fmt.Errorf("the inventory has %s and %s", text.Count(problems, "problem"), text.Count(len(r.Conflicts), "conflict")),
-	}
+	return cli.Fail(CodeConfiguration, "see docs/inventory.md for the format, and for what each of these does to a running controller",
+		fmt.Errorf("the inventory has %s and %s", text.Count(problems, "problem"), text.Count(len(r.Conflicts), "conflict")))
 }
 
 func (r *inventoryReport) print(out io.Writer) {

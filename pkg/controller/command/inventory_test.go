@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/machineentry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
 )
@@ -118,7 +119,7 @@ func TestInventoryCheck(t *testing.T) {
 		t.Errorf("%d, %v: %s", code, err, stdout)
 	}
 	for name, args := range map[string][]string{"no file": {"check"}, "a file that is not there": {"check", "/nonexistent"}, "another format": {"check", "a", "-o", "xml"}, "no command": {}, "one side": {"diff", "a"}} {
-		if code, stdout, stderr := run(args...); code != codeUsage || stdout != "" || stderr == "" {
+		if code, stdout, stderr := run(args...); code != cli.CodeUsage || stdout != "" || stderr == "" {
 			t.Errorf("%s: exit code %d, %s%s", name, code, stdout, stderr)
 		}
 	}

@@ -3,12 +3,11 @@
 package command
 
 import (
-	"context"
 	"fmt"
 	"os"
-	"os/signal"
 	"syscall"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 )
 
@@ -19,11 +18,9 @@ func (p Program) Main() int {
 	syscall.Umask(0o077)
 	if err := forbidDumps(); err != nil {
 		_, _ = fmt.Fprintf(os.Stderr, "%s: %v\n", controller.Name, err)
-		return codeUnexpected
+		return cli.CodeUnexpected
 	}
-	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	ctx, cancel := cli.Signalled()
 	defer cancel()
-	// A second signal ends the process at once.
-	context.AfterFunc(ctx, cancel)
 	return p.Run(ctx, Process{Args: os.Args[1:], Stdout: os.Stdout, Stderr: os.Stderr})
 }

@@ -27,6 +27,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
@@ -43,8 +44,9 @@ const shutdownTimeout = 20 * time.Second
 func (i *invocation) run(cmd *cobra.Command, _ []string) error {
 	if fips140.Enforced() {
 		// crypto/cipher would panic at the first hello, and again after each restart.
-		return &failure{codeFIPS, "run it with GODEBUG=fips140=on: that uses Go's FIPS 140-3 module, and forbids nothing",
-			errors.New("GODEBUG=fips140=only forbids AES-CFB, which TPM 2.0 prescribes for TPM2_MakeCredential")}
+		return cli.Fail(codeFIPS, "run it with GODEBUG=fips140=on: that uses Go's FIPS 140-3 module, and forbids nothing",
+			errors.New("GODEBUG=fips140=only forbids AES-CFB, which TPM 2.0 prescribes for TPM2_MakeCredential"))
+
 	}
 	settings, err := i.settings()
 	if err != nil {
@@ -52,7 +54,7 @@ func (i *invocation) run(cmd *cobra.Command, _ []string) error {
 	}
 	api, err := i.apiConfig()
 	if err != nil {
-		return &failure{CodeConfiguration, "name an existing kubeconfig with --kubeconfig, or run it in a pod", err}
+		return cli.Fail(CodeConfiguration, "name an existing kubeconfig with --kubeconfig, or run it in a pod", err)
 	}
 	logger := klog.Background()
 	ctrl.SetLogger(logger)
@@ -124,7 +126,7 @@ func newPreflight(api *rest.Config, settings *config.Settings, logger klog.Logge
 func open(ctx context.Context, gate *preflight.Preflight) error {
 	err := gate.Await(ctx)
 	if refused, ok := errors.AsType[*preflight.Error](err); ok {
-		return &failure{CodeConfiguration, refused.Hint, err}
+		return cli.Fail(CodeConfiguration, refused.Hint, err)
 	}
 	if ctx.Err() == nil {
 		return err

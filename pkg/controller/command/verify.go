@@ -23,6 +23,7 @@ import (
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/bounded"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
@@ -52,7 +53,7 @@ count, except that a decision record has to agree with what its archive shows.
 The exit code is 0 if all pass, and 21 if one does not. A record of a denial passes if it agrees with its archive.`,
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return usage(fmt.Errorf("no file is named for %s", c.CommandPath()))
+				return cli.Usage(fmt.Errorf("no file is named for %s", c.CommandPath()))
 			}
 			return nil
 		},
@@ -61,7 +62,7 @@ The exit code is 0 if all pass, and 21 if one does not. A record of a denial pas
 			if at != "" {
 				var err error
 				if now, err = time.Parse(time.RFC3339, at); err != nil {
-					return usage(fmt.Errorf("--time %.64q: must be like 2006-01-02T15:04:05Z", at))
+					return cli.Usage(fmt.Errorf("--time %.64q: must be like 2006-01-02T15:04:05Z", at))
 				}
 			}
 			v, err := i.newJudge(c.Context(), machines, keys, now)
@@ -161,7 +162,7 @@ func (j *offlineJudge) verify(ctx context.Context, files []string) error {
 			err = errors.New("it holds no CertificateSigningRequest")
 		}
 		if err != nil {
-			return usage(fmt.Errorf("%s: %w", file, err))
+			return cli.Usage(fmt.Errorf("%s: %w", file, err))
 		}
 		j.requests = append(j.requests, found...)
 	}
@@ -177,7 +178,7 @@ func (j *offlineJudge) verify(ctx context.Context, files []string) error {
 		}
 	}
 	if refused > 0 {
-		return &failure{codeRefused, "", fmt.Errorf("%d of %d requests do not pass", refused, judged)}
+		return cli.Fail(codeRefused, "", fmt.Errorf("%d of %d requests do not pass", refused, judged))
 	}
 	return nil
 }

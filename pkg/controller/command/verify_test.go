@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
@@ -157,12 +158,12 @@ func TestVerify(t *testing.T) {
 		"other usages":             {[]string{"--inventory", right, "--challenge-keys", secretFile, write(t, manifest(t, hello)), write(t, manifest(t, usage))}, codeRefused, []string{"FAIL  request", "UsageMismatch"}},
 		"another's signer":         {[]string{"--inventory", right, write(t, manifest(t, foreign))}, codeRefused, []string{"not judged"}},
 		"PEM that is none of ours": {[]string{"--inventory", right, write(t, "-----BEGIN CERTIFICATE REQUEST-----\n")}, codeRefused, []string{"MalformedRequest"}},
-		"no request":               {[]string{"--inventory", right, write(t, manifest(t, secret))}, codeUsage, []string{`"Secret"`}},
-		"an empty file":            {[]string{"--inventory", right, write(t, "")}, codeUsage, []string{"holds no"}},
-		"no file":                  {[]string{"--inventory", right}, codeUsage, []string{"no file"}},
-		"a file that is not there": {[]string{"--inventory", right, "/nonexistent"}, codeUsage, []string{"/nonexistent"}},
+		"no request":               {[]string{"--inventory", right, write(t, manifest(t, secret))}, cli.CodeUsage, []string{`"Secret"`}},
+		"an empty file":            {[]string{"--inventory", right, write(t, "")}, cli.CodeUsage, []string{"holds no"}},
+		"no file":                  {[]string{"--inventory", right}, cli.CodeUsage, []string{"no file"}},
+		"a file that is not there": {[]string{"--inventory", right, "/nonexistent"}, cli.CodeUsage, []string{"/nonexistent"}},
 		"no inventory":             {[]string{both}, CodeConfiguration, []string{"/inventory.yaml"}},
-		"a time that is none":      {[]string{"--time", "yesterday", both}, codeUsage, []string{"--time"}},
+		"a time that is none":      {[]string{"--time", "yesterday", both}, cli.CodeUsage, []string{"--time"}},
 		"keys that are none":       {[]string{"--inventory", right, "--challenge-keys", both, both}, CodeConfiguration, []string{"holds no Secret"}},
 		"a broken configuration":   {[]string{"--config", both, both}, CodeConfiguration, []string{"configuration file"}},
 	} {

@@ -18,6 +18,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/decisionlog"
@@ -204,13 +205,13 @@ func TestVerifyRevocationRecord(t *testing.T) {
 		"before a decision":     {string(stolen) + "\n" + string(line), codeRefused, "1 of 1 requests do not pass"},
 		"after a decision":      {string(line) + "\n" + string(stolen), codeRefused, "1 of 1 requests do not pass"},
 		"before a manifest":     {string(stolen) + "\n" + string(manifest), codeRefused, "HelloNotFound"},
-		"with an unknown field": {strings.Replace(string(stolen), `{"apiVersion"`, `{"x":1,"apiVersion"`, 1), codeUsage, "a revocation record: "},
+		"with an unknown field": {strings.Replace(string(stolen), `{"apiVersion"`, `{"x":1,"apiVersion"`, 1), cli.CodeUsage, "a revocation record: "},
 	} {
 		var stdout, stderr bytes.Buffer
 		args := []string{"verify", "--config", write(t, a.config), "--inventory", inventoryOf(t, a.judge.EK(a.hello, nil)), write(t, c.text+"\n")}
 		code := Program{}.Run(t.Context(), Process{Args: args, Stdout: &stdout, Stderr: &stderr})
 		all := stdout.String() + stderr.String()
-		if code != c.code || !strings.Contains(all, c.says) || strings.Contains(all, printed) != (code != codeUsage) || strings.Contains(all, "\x1b") {
+		if code != c.code || !strings.Contains(all, c.says) || strings.Contains(all, printed) != (code != cli.CodeUsage) || strings.Contains(all, "\x1b") {
 			t.Errorf("%s: exit code %d: %s", name, code, all)
 		}
 	}
@@ -230,7 +231,7 @@ func TestVerifyBrokenRecord(t *testing.T) {
 	} {
 		var stdout, stderr bytes.Buffer
 		args := []string{"verify", "--config", write(t, a.config), "--inventory", inventoryOf(t, a.judge.EK(a.hello, nil)), write(t, text)}
-		if code := (Program{}).Run(t.Context(), Process{Args: args, Stdout: &stdout, Stderr: &stderr}); code != codeUsage || stdout.Len() > 0 {
+		if code := (Program{}).Run(t.Context(), Process{Args: args, Stdout: &stdout, Stderr: &stderr}); code != cli.CodeUsage || stdout.Len() > 0 {
 			t.Errorf("%s: exit code %d: %s%s", name, code, stdout.String(), stderr.String())
 		}
 	}
