@@ -7,14 +7,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
-	"strings"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 )
 
 // maxConfigMap bounds the ConfigMap with the announcement, in bytes. In JSON a byte of the
@@ -48,20 +45,20 @@ func (a Access) Announcement(ctx context.Context) (*attestation.Announcement, er
 
 func (a Access) announcement(ctx context.Context) (*attestation.Announcement, error) {
 	const path = "/api/v1/namespaces/" + attestation.AnnouncementNamespace + "/configmaps/" + attestation.AnnouncementName
-	status, body, err := a.call(ctx, http.MethodGet, path, nil, "", maxConfigMap)
+	answer, err := a.Call(ctx, http.MethodGet, path, nil, nil, maxConfigMap)
 	switch {
 	case err != nil:
 		return nil, err
-	case status == http.StatusNotFound, status == http.StatusForbidden:
+	case answer.Status == http.StatusNotFound, answer.Status == http.StatusForbidden:
 		return nil, nil
-	case status != http.StatusOK:
-		return nil, refusal(status, body)
+	case answer.Status != http.StatusOK:
+		return nil, refusal(answer)
 	}
 	var object struct {
 		Kind string            `json:"kind"`
 		Data map[string]string `json:"data"`
 	}
-	if json.Unmarshal(body, &object) != nil || object.Kind != "ConfigMap" {
+	if json.Unmarshal(answer.Body, &object) != nil || object.Kind != "ConfigMap" {
 		return nil, fmt.Errorf("the answer is not a ConfigMap of at most %d bytes", maxConfigMap)
 	}
 	announcement, err := attestation.ParseAnnouncement([]byte(object.Data[attestation.AnnouncementKey]))
@@ -71,11 +68,8 @@ func (a Access) announcement(ctx context.Context) (*attestation.Announcement, er
 // Annotate sets an annotation of the Node. The NodeRestriction admission plugin lets a node do that
 // to its own Node.
 func (a Access) Annotate(ctx context.Context, node, key, value string) error {
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{key: value}}})
-	if err == nil {
-		err = a.patchNode(ctx, node, patch, nil)
-	}
-	if err != nil {
+	patch := map[string]any{"metadata": map[string]any{"annotations": map[string]string{key: value}}}
+	if err := a.write(ctx, http.MethodPatch, nodePath(node), nil, patch, http.StatusOK); err != nil {
 		return fmt.Errorf("annotate Node %s: %w", node, err)
 	}
 	return nil
@@ -87,73 +81,30 @@ func (a Access) Annotate(ctx context.Context, node, key, value string) error {
 // refuses the write.
 func (a Access) TryWrite(ctx context.Context, node string) error {
 	dryRun := url.Values{"dryRun": {"All"}}
-	err := a.patchNode(ctx, node, []byte("{}"), dryRun)
+	err := a.write(ctx, http.MethodPatch, nodePath(node), dryRun, struct{}{}, http.StatusOK)
 	if answer := (*StatusError)(nil); !errors.As(err, &answer) || answer.Status != http.StatusNotFound {
 		return err
 	}
-	object, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "Node", "metadata": map[string]any{"name": node}})
-	if err != nil {
-		return err
-	}
-	status, body, err := a.call(ctx, http.MethodPost, "/api/v1/nodes", dryRun, string(object), maxRefusal)
-	if err == nil && status != http.StatusCreated {
-		err = refusal(status, body)
-	}
-	return err
+	object := map[string]any{"apiVersion": "v1", "kind": "Node", "metadata": map[string]any{"name": node}}
+	return a.write(ctx, http.MethodPost, "/api/v1/nodes", dryRun, object, http.StatusCreated)
 }
 
-// patchNode applies a merge patch (RFC 7386) to the Node.
-func (a Access) patchNode(ctx context.Context, node string, patch []byte, query url.Values) error {
-	path := "/api/v1/nodes/" + url.PathEscape(node)
-	status, body, err := a.call(ctx, http.MethodPatch, path, query, string(patch), maxRefusal)
-	if err == nil && status != http.StatusOK {
-		err = refusal(status, body)
-	}
-	return err
-}
+func nodePath(node string) string { return "/api/v1/nodes/" + url.PathEscape(node) }
 
 // maxRefusal bounds the bytes that are read of an answer to a write. The start of a longer answer
 // is of no use: it is not parsed.
 const maxRefusal = 64 << 10
 
-// refusal returns the API server's message, if body is a metav1.Status.
-func refusal(status int, body []byte) error {
-	var answer struct {
-		Message string `json:"message"`
+// write makes a call that changes an object. Any other status than the wanted one is a
+// *StatusError.
+func (a Access) write(ctx context.Context, method, path string, query url.Values, body any, want int) error {
+	answer, err := a.Call(ctx, method, path, query, body, maxRefusal)
+	if err == nil && answer.Status != want {
+		err = refusal(answer)
 	}
-	_ = json.Unmarshal(body, &answer) // a proxy may have answered
-	return &StatusError{status, text.Line(answer.Message, 512)}
+	return err
 }
 
-// call makes one request, once. It reads at most limit bytes of the answer, and drops the rest.
-func (a Access) call(ctx context.Context, method, path string, query url.Values, body string, limit int64) (status int, answer []byte, err error) {
-	client, err := csr.HTTPClient(a.Config)
-	if err != nil {
-		return 0, nil, err
-	}
-	target, err := url.JoinPath(a.Config.Host, path)
-	if err != nil {
-		return 0, nil, err
-	}
-	if len(query) > 0 {
-		target += "?" + query.Encode()
-	}
-	request, err := http.NewRequestWithContext(ctx, method, target, strings.NewReader(body))
-	if err != nil {
-		return 0, nil, err
-	}
-	switch method {
-	case http.MethodPatch:
-		request.Header.Set("Content-Type", "application/merge-patch+json")
-	case http.MethodPost:
-		request.Header.Set("Content-Type", "application/json")
-	}
-	request.Header.Set("Accept", "application/json")
-	response, err := client.Do(request)
-	if err != nil {
-		return 0, nil, err
-	}
-	defer func() { _ = response.Body.Close() }()
-	answer, err = io.ReadAll(io.LimitReader(response.Body, limit))
-	return response.StatusCode, answer, err
+func refusal(answer *Answer) error {
+	return &StatusError{answer.Status, text.Line(answer.Message(), 512)}
 }

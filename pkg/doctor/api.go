@@ -3,7 +3,6 @@
 package doctor
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -12,7 +11,6 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"strings"
@@ -32,6 +30,8 @@ import (
 const (
 	// callTimeout bounds one request to the API server.
 	callTimeout = 10 * time.Second
+	// maxList is more than csr.HTTPClient reads of an answer, so a longer list is an error.
+	maxList = 16 << 20
 	// warnSkew and failSkew are how far this machine's clock may be off. Kubernetes' own tokens
 	// and leases tolerate a few minutes.
 	warnSkew, failSkew = 30 * time.Second, 5 * time.Minute
@@ -39,39 +39,11 @@ const (
 	csrPath = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 )
 
-// call makes one request. It ends a watch as soon as it is known whether that is allowed.
-func (a *access) call(ctx context.Context, method, path string, query url.Values, body any) (*answer, error) {
+// call makes one request.
+func (a *access) call(ctx context.Context, method, path string, query url.Values, body any) (*nodeaccess.Answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	target, err := url.JoinPath(a.Cluster.Server, path)
-	if err != nil {
-		return nil, err
-	}
-	var content io.Reader
-	if body != nil {
-		data, err := json.Marshal(body)
-		if err != nil {
-			return nil, err
-		}
-		content = bytes.NewReader(data)
-	}
-	request, err := http.NewRequestWithContext(ctx, method, target+"?"+query.Encode(), content)
-	if err != nil {
-		return nil, err
-	}
-	request.Header.Set("Content-Type", "application/json")
-	request.Header.Set("Accept", "application/json")
-	response, err := a.client.Do(request)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = response.Body.Close() }()
-	result := &answer{status: response.StatusCode, header: response.Header}
-	if query.Get("watch") != "" && result.status == http.StatusOK {
-		return result, nil
-	}
-	result.body, err = io.ReadAll(response.Body)
-	return result, err
+	return a.Call(ctx, method, path, query, body, maxList)
 }
 
 // served is the answer of one server that was asked without a credential.
@@ -125,8 +97,8 @@ func (e *examination) ask(cluster cache.Origin, source string) served {
 		s.err = err
 		return s
 	}
-	s.header = result.header
-	if date, err := http.ParseTime(result.header.Get("Date")); err == nil {
+	s.header = result.Header
+	if date, err := http.ParseTime(result.Header.Get("Date")); err == nil {
 		// The server wrote the date at some time between the two, and cut it to the second.
 		local := before.Add(e.Now().Sub(before) / 2)
 		s.ahead, s.dated = local.Sub(date.Add(500*time.Millisecond)), true
@@ -367,12 +339,12 @@ func (e *examination) asRequester() (*access, *checkup.Result) {
 
 // unanswered is the finding of a check whose call failed, or whose credential is unknown. It is nil
 // otherwise.
-func unanswered(result *answer, err error) *checkup.Result {
+func unanswered(result *nodeaccess.Answer, err error) *checkup.Result {
 	var f checkup.Result
 	switch {
 	case err != nil:
 		f = skipped("%s: see api-server", brief(err))
-	case result.status == http.StatusUnauthorized:
+	case result.Status == http.StatusUnauthorized:
 		f = skipped("the API server does not know the credential: see bootstrap-credential and certificate-accepted")
 	default:
 		return nil
@@ -400,10 +372,10 @@ func checkCreate(ctx context.Context, e *examination) checkup.Result {
 			return *f
 		}
 		switch {
-		case result.status == http.StatusForbidden:
-			findings = append(findings, failure(nodeaccess.ClassifyRefusal(result.says()).Remedy(), "with %s, under %s: refused (403): %s", a.credential, signer, result.says()))
-		case result.status != http.StatusCreated:
-			findings = append(findings, failure("see what is refused with --dry-run, and the cluster's admission policies", "with %s, under %s: refused (%d): %s", a.credential, signer, result.status, result.says()))
+		case result.Status == http.StatusForbidden:
+			findings = append(findings, failure(nodeaccess.ClassifyRefusal(says(result)).Remedy(), "with %s, under %s: refused (403): %s", a.credential, signer, says(result)))
+		case result.Status != http.StatusCreated:
+			findings = append(findings, failure("see what is refused with --dry-run, and the cluster's admission policies", "with %s, under %s: refused (%d): %s", a.credential, signer, result.Status, says(result)))
 		}
 	}
 	return checkup.Worst(findings...)
@@ -423,16 +395,16 @@ func checkWatch(ctx context.Context, e *examination) checkup.Result {
 	if f := unanswered(get, err); f != nil {
 		return *f
 	}
-	watches, gets := watch.status == http.StatusOK, get.status == http.StatusNotFound
+	watches, gets := watch.Status == http.StatusOK, get.Status == http.StatusNotFound
 	switch {
 	case watches && gets:
 		return ok("with %s: both are allowed", a.credential)
 	case watches:
-		return warning(nodeaccess.ClassifyRefusal(get.says()).Remedy(), "with %s: get is refused (%d): the plugin cannot find a request again whose answer was lost: %s", a.credential, get.status, get.says())
+		return warning(nodeaccess.ClassifyRefusal(says(get)).Remedy(), "with %s: get is refused (%d): the plugin cannot find a request again whose answer was lost: %s", a.credential, get.Status, says(get))
 	case gets:
-		return warning(nodeaccess.ClassifyRefusal(watch.says()).Remedy(), "with %s: watch is refused (%d): the plugin polls every few seconds instead: %s", a.credential, watch.status, watch.says())
+		return warning(nodeaccess.ClassifyRefusal(says(watch)).Remedy(), "with %s: watch is refused (%d): the plugin polls every few seconds instead: %s", a.credential, watch.Status, says(watch))
 	}
-	return failure(nodeaccess.ClassifyRefusal(watch.says()).Remedy(), "with %s: neither watch (%d) nor get (%d) is allowed: %s", a.credential, watch.status, get.status, watch.says())
+	return failure(nodeaccess.ClassifyRefusal(says(watch)).Remedy(), "with %s: neither watch (%d) nor get (%d) is allowed: %s", a.credential, watch.Status, get.Status, says(watch))
 }
 
 // roles are the ClusterRoles with which kube-controller-manager approves requests without
@@ -459,10 +431,10 @@ func checkBindings(ctx context.Context, e *examination) checkup.Result {
 		if f := unanswered(result, err); f != nil {
 			return *f
 		}
-		if result.status != http.StatusOK {
-			return checkup.Result{Status: checkup.Skipped, Message: fmt.Sprintf("a node may not look (%d), which is as it should be", result.status), Remedy: "run elsewhere: " + elsewhere}
+		if result.Status != http.StatusOK {
+			return checkup.Result{Status: checkup.Skipped, Message: fmt.Sprintf("a node may not look (%d), which is as it should be", result.Status), Remedy: "run elsewhere: " + elsewhere}
 		}
-		found, more, err := autoApproving(result.body)
+		found, more, err := autoApproving(result.Body)
 		if err != nil {
 			return failure("run elsewhere: "+elsewhere, "list of ClusterRoleBindings: %v", err)
 		}

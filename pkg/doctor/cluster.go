@@ -3,8 +3,8 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -20,21 +20,19 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
 
-// access is a way to the API server with its client.
+// access is a way to the API server.
 type access struct {
 	nodeaccess.Access
 	// credential describes the credential in words.
 	credential string
-	client     *http.Client
 }
 
-// open makes the client.
+// open checks whether there can be a client.
 func open(to nodeaccess.Access) (*access, error) {
-	client, err := csr.HTTPClient(to.Config)
-	if err != nil {
+	if _, err := csr.HTTPClient(to.Config); err != nil {
 		return nil, fmt.Errorf("%s: its CA or its client certificate cannot be used", to.Source)
 	}
-	a := &access{Access: to, credential: "the bootstrap credential", client: client}
+	a := &access{Access: to, credential: "the bootstrap credential"}
 	if to.Own {
 		a.credential = "the node's certificate"
 	}
@@ -142,23 +140,8 @@ func checkBootstrapFile(_ context.Context, e *examination) checkup.Result {
 	return e.whileServed(failure(remedy, "%v, and %s", err, why))
 }
 
-// answer is an answer of the API server.
-type answer struct {
-	status int
-	header http.Header
-	body   []byte
-}
-
-// says is the message of a refusal, a metav1.Status.
-func (a *answer) says() string {
-	var status struct {
-		Message string `json:"message"`
-	}
-	if json.Unmarshal(a.body, &status) != nil || status.Message == "" {
-		return http.StatusText(a.status)
-	}
-	return status.Message
-}
+// says is the message of a refusal.
+func says(a *nodeaccess.Answer) string { return cmp.Or(a.Message(), http.StatusText(a.Status)) }
 
 // brief returns the cause of a transport error, without the URL that such an error repeats.
 func brief(err error) string {

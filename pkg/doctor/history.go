@@ -47,11 +47,11 @@ func checkSigner(ctx context.Context, e *examination) checkup.Result {
 	if f := unanswered(result, err); f != nil {
 		return *f
 	}
-	if result.status != http.StatusOK {
-		return skipped("this node has had no certificate yet, and %s may not list the requests of others (%d)", a.credential, result.status)
+	if result.Status != http.StatusOK {
+		return skipped("this node has had no certificate yet, and %s may not list the requests of others (%d)", a.credential, result.Status)
 	}
 	var list certificatesv1.CertificateSigningRequestList
-	if err := json.Unmarshal(result.body, &list); err != nil {
+	if err := json.Unmarshal(result.Body, &list); err != nil {
 		return skipped("list of requests: %v", err)
 	}
 	return judgeSigner(name, list.Items)
@@ -130,7 +130,7 @@ func (e *examination) waitsFor(ctx context.Context, pending *cache.Pending, stat
 	}
 	result, err := a.call(ctx, http.MethodGet, csrPath+"/"+last.Name, nil, nil)
 	var object certificatesv1.CertificateSigningRequest
-	if err != nil || result.status != http.StatusOK || json.Unmarshal(result.body, &object) != nil || !bytes.Equal(object.Spec.Request, last.Request) {
+	if err != nil || result.Status != http.StatusOK || json.Unmarshal(result.Body, &object) != nil || !bytes.Equal(object.Spec.Request, last.Request) {
 		return authenticator.WaitsFor(pending, state)
 	}
 	classify := csr.Classify
