@@ -60,8 +60,8 @@ type problem struct {
 
 // describe returns one error for all refused fields: for each its line, its name and its problem.
 // document is the whole as decoded JSON.
-func describe(data []byte, document any, into reflect.Type, cause error) error {
-	f := finder{into: into, lines: parseLines(data)}
+func describe(data []byte, document any, into reflect.Type, removed Removed, cause error) error {
+	f := finder{into: into, removed: removed, lines: parseLines(data)}
 	f.search(nil, document)
 	if len(f.problems) == 0 {
 		return errors.New(strings.TrimPrefix(oneLine(cause.Error()), "json: "))
@@ -80,6 +80,7 @@ func describe(data []byte, document any, into reflect.Type, cause error) error {
 // finder finds the fields that a decoder refuses, by decoding each value separately.
 type finder struct {
 	into     reflect.Type
+	removed  Removed
 	lines    *node
 	problems []problem
 }
@@ -90,7 +91,7 @@ func (f *finder) search(at path, value any) {
 		return
 	}
 	if err := f.decode(at, hull(value)); err != nil {
-		f.problems = append(f.problems, problem{f.lines.at(at), explain(at, f.into, err)})
+		f.problems = append(f.problems, problem{f.lines.at(at), f.explain(at, err)})
 		return
 	}
 	switch value := value.(type) {
@@ -135,7 +136,7 @@ func (f *finder) decode(at path, value any) error {
 }
 
 // explain names the field and the problem of its value.
-func explain(at path, into reflect.Type, err error) string {
+func (f *finder) explain(at path, err error) string {
 	name := at.String()
 	if name != "" {
 		name += ": "
@@ -146,8 +147,11 @@ func explain(at path, into reflect.Type, err error) string {
 	case errors.As(err, &mismatch):
 		return fmt.Sprintf("%smust be %s, not %s", name, expected(mismatch.Type), got(mismatch.Value))
 	case errors.As(err, &field) && len(at) > 0:
+		if instead, ok := f.removed[at.String()]; ok {
+			return name + "was removed; " + instead
+		}
 		last := len(at) - 1
-		return name + "unknown field" + text.DidYouMean(at[last].name, "", fieldsAt(into, at[:last]))
+		return name + "unknown field" + text.DidYouMean(at[last].name, "", fieldsAt(f.into, at[:last]))
 	}
 	return name + strings.TrimPrefix(strings.TrimPrefix(oneLine(err.Error()), "json: "), "time: ")
 }

@@ -72,3 +72,16 @@ func TestProblemsAreBounded(t *testing.T) {
 		t.Errorf("%.300v", err)
 	}
 }
+
+// A removed field is not a mistyped one. The error says what to do instead.
+func TestRemovedFields(t *testing.T) {
+	removed := Removed{"rule": "list it in rules"}
+	for data, want := range map[string]string{
+		"enabled: true\nrule: {selector: a}\n": "line 2: rule: was removed; list it in rules",
+		"rulez: []\n":                          "line 1: rulez: unknown field; did you mean rules?",
+	} {
+		if err := removed.Decode([]byte(data), &settings{}); err == nil || err.Error() != want {
+			t.Errorf("got  %v\nwant %s", err, want)
+		}
+	}
+}

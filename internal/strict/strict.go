@@ -19,11 +19,18 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
+// Removed has the fields that a kind of document had in earlier versions: by their paths, such as
+// a.b, what to do instead.
+type Removed map[string]string
+
 // Decode decodes one document over the present content of into, which points to a struct. Unknown,
 // doubled and differently-cased fields are errors, and so is a second document. An error is one
 // line of text. For each wrong field it has the line in the document, the field's name, and the
 // problem.
-func Decode(data []byte, into any) error {
+func Decode(data []byte, into any) error { return Removed(nil).Decode(data, into) }
+
+// Decode is like the function Decode. Its error about a removed field says what to do instead.
+func (r Removed) Decode(data []byte, into any) error {
 	if severalDocuments(data) {
 		return errors.New("holds more than one document")
 	}
@@ -39,7 +46,7 @@ func Decode(data []byte, into any) error {
 	if json.Unmarshal(asJSON, &document) != nil {
 		return errors.New(oneLine(err.Error()))
 	}
-	return describe(data, document, reflect.TypeOf(into).Elem(), err)
+	return describe(data, document, reflect.TypeOf(into).Elem(), r, err)
 }
 
 // bareYAML drops what the YAML library writes before the line: its name, and that it failed.

@@ -285,33 +285,15 @@ type Rate struct {
 	Burst int `json:"burst"`
 }
 
-// DecisionLog sends the records of final decisions to a file, to an endpoint, or to both. Default:
-// each record is in the process log, in the line about its decision.
+// DecisionLog writes the records of final decisions to a file. Default: each record is in the
+// process log, in the line about its decision.
 type DecisionLog struct {
 	// File is the absolute path of a file to append to. The controller opens it again after
 	// somebody renamed it.
 	File string `json:"file,omitempty"`
-	// Endpoint is a server that gets the records by POST.
-	Endpoint *DecisionEndpoint `json:"endpoint,omitempty"`
 	// Archive adds the CertificateSigningRequests to their records, so that verify can judge them
-	// later.
+	// later. It needs File.
 	Archive bool `json:"archive,omitempty"`
-}
-
-// DecisionEndpoint is the file's form of decisionlog.EndpointConfig.
-type DecisionEndpoint struct {
-	// URL is an https URL. Required.
-	URL string `json:"url"`
-	// CAFile is the absolute path of the CAs in PEM that the server's certificate must chain to.
-	// Default: the system's.
-	CAFile string `json:"caFile,omitempty"`
-	// TokenFile is the absolute path of a bearer token.
-	TokenFile string `json:"tokenFile,omitempty"`
-	// CertificateFile is the absolute path of a client certificate in PEM.
-	CertificateFile string `json:"certificateFile,omitempty"`
-	// KeyFile is the absolute path of the private key of CertificateFile. Required with
-	// CertificateFile.
-	KeyFile string `json:"keyFile,omitempty"`
 }
 
 // TPM is the policy for TPMs, the file's form of verifier/tpm.Config.
@@ -406,10 +388,15 @@ func Load(path string) (Config, error) {
 	return c, nil
 }
 
+// removedFields are the fields of earlier versions, each with what to do instead.
+var removedFields = strict.Removed{
+	"decisionLog.endpoint": "set decisionLog.file, and let a log shipper send its lines",
+}
+
 // Parse decodes one YAML document strictly over the defaults. New checks it.
 func Parse(data []byte) (Config, error) {
 	c := Default()
-	if err := strict.Decode(data, &c); err != nil {
+	if err := removedFields.Decode(data, &c); err != nil {
 		return Config{}, err
 	}
 	if err := strict.CheckKind(c.TypeMeta, APIVersion, Kind); err != nil {

@@ -44,8 +44,7 @@ type Settings struct {
 	rates  fairqueue.Rates
 	// tpm lacks the challenge keys.
 	tpm tpm.Config
-	// endpoint is nil if records are sent to no endpoint. decisions lacks the cluster.
-	endpoint  *decisionlog.Endpoint
+	// decisions lacks the cluster.
 	decisions decisionlog.Config
 }
 
@@ -218,27 +217,14 @@ func (s *Settings) checkRates() error {
 	return nil
 }
 
-// checkDecisionLog does not open files: a sink that fails must not keep the controller from
-// starting.
+// checkDecisionLog does not open the file: a full disk must not keep the controller from starting.
 func (s *Settings) checkDecisionLog() error {
 	c := s.config.DecisionLog
-	paths := map[string]string{"file": c.File}
-	if e := c.Endpoint; e != nil {
-		var err error
-		if s.endpoint, err = decisionlog.NewEndpoint(decisionlog.EndpointConfig(*e)); err != nil {
-			return fmt.Errorf("decisionLog.endpoint.%w", err)
-		}
-		for field, path := range map[string]string{"caFile": e.CAFile, "tokenFile": e.TokenFile, "certificateFile": e.CertificateFile, "keyFile": e.KeyFile} {
-			paths["endpoint."+field] = path
-		}
-	}
-	for field, path := range paths {
-		if path != "" && !filepath.IsAbs(path) {
-			return fmt.Errorf("decisionLog.%s: must be an absolute path", field)
-		}
-	}
-	if c.Archive && c.File == "" && c.Endpoint == nil {
-		return errors.New("decisionLog.archive: needs decisionLog.file or decisionLog.endpoint")
+	switch {
+	case c.File != "" && !filepath.IsAbs(c.File):
+		return errors.New("decisionLog.file: must be an absolute path")
+	case c.Archive && c.File == "":
+		return errors.New("decisionLog.archive: needs decisionLog.file")
 	}
 	return nil
 }
@@ -496,16 +482,9 @@ func (s *Settings) namespaced(name string) types.NamespacedName {
 // the controllers have stopped. Call it before Controller and Assemble.
 func (s *Settings) OpenDecisionLog(process decisionlog.Controller, log logr.Logger, metrics *telemetry.RecordMetrics) *decisionlog.Log {
 	c := s.config.DecisionLog
-	var sinks []decisionlog.Sink
-	if c.File != "" {
-		sinks = append(sinks, decisionlog.NewFile(c.File))
-	}
-	if s.endpoint != nil {
-		sinks = append(sinks, s.endpoint)
-	}
 	s.decisions = decisionlog.Config{Archive: c.Archive, Controller: process}
-	if len(sinks) > 0 {
-		s.decisions.Log = decisionlog.New(log, metrics, sinks...)
+	if c.File != "" {
+		s.decisions.Log = decisionlog.New(log, metrics, decisionlog.NewFile(c.File))
 	}
 	return s.decisions.Log
 }

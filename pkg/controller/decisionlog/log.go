@@ -17,17 +17,17 @@ import (
 )
 
 const (
-	// maxQueued and maxQueuedBytes bound the queue of one sink, in lines and bytes.
+	// maxQueued and maxQueuedBytes bound the queue, in lines and bytes.
 	maxQueued, maxQueuedBytes = 10_000, 16 << 20
-	// Denials may fill one part in deniedShare of a queue. Requesters can cause any number of
-	// denials. These must not take the room of approvals while a sink is unavailable.
+	// Denials may fill one part in deniedShare of the queue. Requesters can cause any number
+	// of denials. These must not take the room of approvals while the sink is unavailable.
 	deniedShare = 2
 	// maxBatch and maxBatchBytes bound one batch, in lines and bytes. A single line may be longer.
 	maxBatch, maxBatchBytes = 256, 1 << 20
 	// minRetry and maxRetry bound the back-off of a sink that fails.
 	minRetry, maxRetry = time.Second, 30 * time.Second
-	// flushTimeout bounds how long Close lets the sinks write. abortTimeout bounds how long it then
-	// waits for them to give up. Together with the manager's shutdown they fit into a pod's grace
+	// flushTimeout bounds how long Close lets the sink write. abortTimeout bounds how long it then
+	// waits for the sink to give up. Together with the manager's shutdown they fit into a pod's grace
 	// period.
 	flushTimeout, abortTimeout = 5 * time.Second, time.Second
 )
@@ -37,16 +37,10 @@ type Sink interface {
 	// Name returns the sink's name in metrics and logs.
 	Name() string
 	// Write writes lines in order. Each line ends with a line feed. It returns the number of
-	// written lines. The caller retries the others later, unless the error is a *RefusedError.
+	// written lines. The caller retries the others later.
 	Write(ctx context.Context, lines [][]byte) (int, error)
 	Close() error
 }
-
-// RefusedError says that a sink will never accept these lines.
-type RefusedError struct{ Err error }
-
-func (e *RefusedError) Error() string { return e.Err.Error() }
-func (e *RefusedError) Unwrap() error { return e.Err }
 
 // Config configures how a controller records its decisions.
 type Config struct {
@@ -60,82 +54,17 @@ type Config struct {
 	Cluster    Cluster
 }
 
-// Log passes records to sinks. Each sink has a queue and a goroutine of its own, so a slow sink
-// delays neither decisions nor other sinks.
+// Log passes records to a sink, by a queue and a goroutine of its own. So a slow sink delays no
+// decision.
 type Log struct {
-	queues  []*queue
-	running sync.WaitGroup
-	// abort ends the writes that Close does not wait for.
-	abort context.CancelFunc
-}
-
-// New returns a Log that runs until Close. metrics may be nil.
-func New(log logr.Logger, metrics *telemetry.RecordMetrics, sinks ...Sink) *Log {
-	ctx, abort := context.WithCancel(context.Background())
-	l := &Log{abort: abort}
-	for _, sink := range sinks {
-		q := &queue{sink: sink, log: log.WithValues("sink", sink.Name()), metrics: metrics, wake: make(chan struct{}, 1), closing: make(chan struct{})}
-		metrics.Start(sink.Name())
-		l.queues = append(l.queues, q)
-		l.running.Go(func() { q.run(ctx) })
-	}
-	return l
-}
-
-// Add queues a record for all sinks. It never blocks.
-func (l *Log) Add(record *Record) { l.add(record, record.Outcome == Denied) }
-
-// AddRevocation queues a revocation for all sinks. It never blocks.
-func (l *Log) AddRevocation(revocation *Revocation) { l.add(revocation, false) }
-
-func (l *Log) add(document any, denied bool) {
-	line, err := json.Marshal(document)
-	if err != nil { // not reached: strings, numbers and requests of the API server always marshal
-		for _, q := range l.queues {
-			q.lose(1, err)
-		}
-		return
-	}
-	line = append([]byte(text.Escape(string(line))), '\n')
-	for _, q := range l.queues {
-		q.add(line, denied)
-	}
-}
-
-// Close writes the queued lines, as far as the sinks accept them in time. Call it once, after the
-// last Add. A nil *Log may be closed, too.
-func (l *Log) Close() {
-	if l == nil {
-		return
-	}
-	for _, q := range l.queues {
-		close(q.closing)
-	}
-	ended := make(chan struct{})
-	go func() {
-		l.running.Wait()
-		close(ended)
-	}()
-	defer l.abort()
-	select {
-	case <-ended:
-		return
-	case <-time.After(flushTimeout):
-	}
-	l.abort()
-	select {
-	case <-ended:
-	case <-time.After(abortTimeout): // a file system that hangs cannot be aborted
-	}
-}
-
-// queue has the lines that wait for one sink.
-type queue struct {
 	sink    Sink
 	log     logr.Logger
 	metrics *telemetry.RecordMetrics
-	// wake has a token if a line was added. closing is closed after the last line was added.
-	wake, closing chan struct{}
+	// wake has a token if a line was added. closing is closed after the last line was added, and
+	// ended after the sink was closed.
+	wake, closing, ended chan struct{}
+	// abort ends a write that Close does not wait for.
+	abort context.CancelFunc
 
 	mu    sync.Mutex
 	lines [][]byte
@@ -144,128 +73,169 @@ type queue struct {
 	lost int
 }
 
+// New returns a Log that runs until Close. metrics may be nil.
+func New(log logr.Logger, metrics *telemetry.RecordMetrics, sink Sink) *Log {
+	ctx, abort := context.WithCancel(context.Background())
+	l := &Log{
+		sink: sink, log: log.WithValues("sink", sink.Name()), metrics: metrics, abort: abort,
+		wake: make(chan struct{}, 1), closing: make(chan struct{}), ended: make(chan struct{}),
+	}
+	metrics.Start(sink.Name())
+	go l.run(ctx)
+	return l
+}
+
+// Add queues a record. It never blocks.
+func (l *Log) Add(record *Record) { l.add(record, record.Outcome == Denied) }
+
+// AddRevocation queues a revocation. It never blocks.
+func (l *Log) AddRevocation(revocation *Revocation) { l.add(revocation, false) }
+
 // add queues a line, or drops it if the queue is full. Denials may fill only a part of it.
-func (q *queue) add(line []byte, denied bool) {
+func (l *Log) add(document any, denied bool) {
+	line, err := json.Marshal(document)
+	if err != nil { // not reached: strings, numbers and requests of the API server always marshal
+		l.lose(1, err)
+		return
+	}
+	line = append([]byte(text.Escape(string(line))), '\n')
 	lines, size := maxQueued, maxQueuedBytes
 	if denied {
 		lines, size = lines/deniedShare, size/deniedShare
 	}
-	q.mu.Lock()
-	full := len(q.lines) >= lines || q.bytes+len(line) > size
+	l.mu.Lock()
+	full := len(l.lines) >= lines || l.bytes+len(line) > size
 	if !full {
-		q.lines, q.bytes = append(q.lines, line), q.bytes+len(line)
+		l.lines, l.bytes = append(l.lines, line), l.bytes+len(line)
 	}
-	q.mu.Unlock()
+	l.mu.Unlock()
 	if full {
-		q.lose(1, errFull)
+		l.lose(1, errFull)
 		return
 	}
 	select {
-	case q.wake <- struct{}{}:
+	case l.wake <- struct{}{}:
 	default:
 	}
 }
 
 var errFull = errors.New("the queue is full")
 
-// lose counts lost lines, and logs the first of them.
-func (q *queue) lose(n int, cause error) {
-	q.mu.Lock()
-	first := q.lost == 0
-	q.lost += n
-	q.mu.Unlock()
-	q.metrics.Lost(q.sink.Name(), n)
-	if first {
-		q.log.Error(cause, "decision records are lost")
+// Close writes the queued lines, as far as the sink accepts them in time. Call it once, after the
+// last Add. A nil *Log may be closed, too.
+func (l *Log) Close() {
+	if l == nil {
+		return
+	}
+	close(l.closing)
+	defer l.abort()
+	select {
+	case <-l.ended:
+		return
+	case <-time.After(flushTimeout):
+	}
+	l.abort()
+	select {
+	case <-l.ended:
+	case <-time.After(abortTimeout): // a file system that hangs cannot be aborted
 	}
 }
 
-// batch returns the first queued lines, at most limit of them.
-func (q *queue) batch(limit int) [][]byte {
-	q.mu.Lock()
-	defer q.mu.Unlock()
+// lose counts lost lines, and logs the first of them.
+func (l *Log) lose(n int, cause error) {
+	l.mu.Lock()
+	first := l.lost == 0
+	l.lost += n
+	l.mu.Unlock()
+	l.metrics.Lost(l.sink.Name(), n)
+	if first {
+		l.log.Error(cause, "decision records are lost")
+	}
+}
+
+// batch returns the first queued lines.
+func (l *Log) batch() [][]byte {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	n, size := 0, 0
-	for n < min(limit, len(q.lines)) && (n == 0 || size+len(q.lines[n]) <= maxBatchBytes) {
-		size += len(q.lines[n])
+	for n < min(maxBatch, len(l.lines)) && (n == 0 || size+len(l.lines[n]) <= maxBatchBytes) {
+		size += len(l.lines[n])
 		n++
 	}
-	return slices.Clone(q.lines[:n])
+	return slices.Clone(l.lines[:n])
 }
 
 // drop removes the first n lines.
-func (q *queue) drop(n int) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	for _, line := range q.lines[:n] {
-		q.bytes -= len(line)
+func (l *Log) drop(n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, line := range l.lines[:n] {
+		l.bytes -= len(line)
 	}
-	q.lines = slices.Delete(q.lines, 0, n)
+	l.lines = slices.Delete(l.lines, 0, n)
 }
 
 // run writes until the queue is closed and empty, or ctx ends.
-func (q *queue) run(ctx context.Context) {
+func (l *Log) run(ctx context.Context) {
+	defer close(l.ended)
 	defer func() {
-		if left := len(q.batch(maxQueued)); left > 0 {
-			q.lose(left, errors.New("the controller ends"))
+		l.mu.Lock()
+		left := len(l.lines)
+		l.mu.Unlock()
+		if left > 0 {
+			l.lose(left, errors.New("the controller ends"))
 		}
-		if err := q.sink.Close(); err != nil {
-			q.log.Error(err, "decision records: close")
+		if err := l.sink.Close(); err != nil {
+			l.log.Error(err, "decision records: close")
 		}
 	}()
-	limit, delay, problem := maxBatch, minRetry, ""
+	delay, problem := minRetry, ""
 	for ctx.Err() == nil {
-		lines := q.batch(limit)
+		lines := l.batch()
 		if len(lines) == 0 {
 			select {
-			case <-q.wake:
+			case <-l.wake:
 				continue
-			case <-q.closing: // a line may have been added since
-				if lines = q.batch(limit); len(lines) == 0 {
+			case <-l.closing: // a line may have been added since
+				if lines = l.batch(); len(lines) == 0 {
 					return
 				}
 			}
 		}
-		written, err := q.sink.Write(ctx, lines)
-		q.drop(written)
-		q.metrics.Written(q.sink.Name(), written)
+		written, err := l.sink.Write(ctx, lines)
+		l.drop(written)
+		l.metrics.Written(l.sink.Name(), written)
 		if err == nil {
-			limit, delay, problem = min(2*limit, maxBatch), minRetry, q.recovered(problem)
+			delay, problem = minRetry, l.recovered(problem)
 			continue
 		}
 		if now := text.Line(err.Error(), telemetry.MaxLogged); now != problem {
 			problem = now
-			q.log.Error(nil, "decision records cannot be written", "cause", problem)
+			l.log.Error(nil, "decision records cannot be written", "cause", problem)
 		}
-		if _, refused := errors.AsType[*RefusedError](err); refused {
-			if limit = 1; len(lines) == 1 { // lose only the refused line
-				q.drop(1)
-				q.lose(1, err)
-			}
-			continue
-		}
-		q.pause(ctx, delay)
+		l.pause(ctx, delay)
 		delay = min(2*delay, maxRetry)
 	}
 }
 
-// recovered logs that a sink works again, once the queue is empty. Until then it returns the
+// recovered logs that the sink works again, once the queue is empty. Until then it returns the
 // problem, so that a slow sink is reported only once.
-func (q *queue) recovered(problem string) string {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if len(q.lines) > 0 {
+func (l *Log) recovered(problem string) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.lines) > 0 {
 		return problem
 	}
-	if problem != "" || q.lost > 0 {
-		q.log.Info("decision records are written again", "lost", q.lost)
+	if problem != "" || l.lost > 0 {
+		l.log.Info("decision records are written again", "lost", l.lost)
 	}
-	q.lost = 0
+	l.lost = 0
 	return ""
 }
 
 // pause waits before a write is tried again. While the queue is being closed the wait is short.
-func (q *queue) pause(ctx context.Context, delay time.Duration) {
-	closing := q.closing
+func (l *Log) pause(ctx context.Context, delay time.Duration) {
+	closing := l.closing
 	select {
 	case <-closing:
 		closing, delay = nil, minRetry/2

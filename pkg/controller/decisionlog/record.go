@@ -5,8 +5,8 @@
 // node. The log also has a Revocation for each machine that an operator revoked, suspended or
 // resumed.
 //
-// A Log passes records to its sinks, a file or an HTTP endpoint. It never delays a decision:
-// records that a sink cannot accept are dropped and counted.
+// A Log passes records to a sink: a file. It never delays a decision: records that the sink cannot
+// accept are dropped and counted.
 //
 // docs/decision-record.md describes each field of both. docs/decision-record.schema.json and
 // docs/revocation-record.schema.json are their JSON Schemas. All are generated from record.go and

@@ -18,11 +18,11 @@ func NewRecordMetrics() (*RecordMetrics, error) {
 	m := &RecordMetrics{
 		written: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "node_attestation_decision_records_written_total",
-			Help: "Decision records that were written, by sink: file or endpoint.",
+			Help: "Decision records that were written.",
 		}, []string{"sink"}),
 		lost: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "node_attestation_decision_records_lost_total",
-			Help: "Decision records that were lost since a sink failed or was too slow, by sink: file or endpoint.",
+			Help: "Decision records that were lost since a sink failed or was too slow.",
 		}, []string{"sink"}),
 	}
 	return m, errors.Join(metrics.Registry.Register(m.written), metrics.Registry.Register(m.lost))
