@@ -104,9 +104,9 @@ func TestChartIsCurrent(t *testing.T) {
 	}
 	for _, want := range []string{
 		`"pattern": "^([0-9]+(\\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$"`, `"description": "WaitDeadline is the age`, `"enum": [
-            "Report",
-            "Remove"
-          ]`,
+                "Sign",
+                "ApproveOnly"
+              ]`,
 	} {
 		if !strings.Contains(made["values.schema.json"], want) {
 			t.Errorf("the schema lacks %s", want)

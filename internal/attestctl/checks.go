@@ -285,7 +285,7 @@ func (e *examination) checkBindings(ctx context.Context) checkup.Result {
 	case err != nil:
 		return unread(err, "")
 	case len(found) > 0:
-		remedy := "when all nodes have attested, delete them: kubectl delete clusterrolebinding " + text.Arguments(found) + ", or set autoApprovingBindings: Remove"
+		remedy := "when all nodes have attested, delete them: kubectl delete clusterrolebinding " + text.Arguments(found)
 		if e.guarded {
 			return warning(remedy, "only the policies keep kube-controller-manager from approving without attestation by these ClusterRoleBindings: %s", text.Names(found))
 		}

@@ -89,14 +89,14 @@ func TestChartIsTheKustomization(t *testing.T) {
 		"optional": {
 			[]string{
 				"=cert-manager", "/kubernetes/optional/serving.yaml", "/kubernetes/optional/serving-tpm.yaml", "/kubernetes/optional/insecure.yaml",
-				"/kubernetes/optional/remove-bindings.yaml", "/kubernetes/optional/cert-manager.yaml", "/kubernetes/optional/operators.yaml", "/monitoring",
+				"/kubernetes/optional/cert-manager.yaml", "/kubernetes/optional/operators.yaml", "/monitoring",
 			}, "",
 			standalone + options + "enforcement: Enforce\noperators: {enabled: true}\nmonitoring: {serviceMonitor: {enabled: true}, prometheusRule: {enabled: true}, dashboard: {enabled: true}}\n",
 		},
 		"leave-optional": {
 			[]string{
 				"/kubernetes", "/kubernetes/optional/serving.yaml", "/kubernetes/optional/serving-tpm.yaml", "/kubernetes/optional/insecure.yaml",
-				"/kubernetes/optional/remove-bindings.yaml", "/kubernetes/optional/cert-manager.yaml",
+				"/kubernetes/optional/cert-manager.yaml",
 			}, withoutPolicies, standalone + options + "enforcement: Leave\n",
 		},
 		"management-optional": {
@@ -173,7 +173,6 @@ func less(text, other string) string {
 const options = `  signers: [{name: clusterissuers.cert-manager.io/node-ca}]
   serving: {signers: [kubernetes.io/kubelet-serving, cluster.x-k8s.io/kubelet-serving-tpm], forbiddenAddresses: [10.96.0.0/12]}
   insecureSigner: cluster.x-k8s.io/kube-apiserver-client-kubelet-insecure
-  autoApprovingBindings: Remove
 `
 
 // kustomize has kubectl render a kustomization.

@@ -287,36 +287,6 @@ func TestBindingsAreReportedAgain(t *testing.T) {
 	}
 }
 
-func TestBindingsAreRemoved(t *testing.T) {
-	shared.kubeadms(t)
-	first := shared.binding(t, kubeadmFirst)
-	shared.watchBindings(t, shared.AdminConfig(), bindings.Config{Remove: true})
-	harness.Eventually(t, harness.Soon, "kubeadm's are removed", func() bool { return !shared.bound(t, kubeadmFirst) && !shared.bound(t, kubeadmSecond) })
-	harness.Eventually(t, soon, "which is said", func() bool { return shared.eventOn(t, first, bindings.ReasonRemoved) != "" })
-	harmless := shared.bind(t, kubeadmSecond, "view")
-	for range 3 { // kubeadm upgrade, again and again
-		came := shared.bind(t, kubeadmFirst, nodeClient)
-		began := time.Now()
-		harness.Eventually(t, soon, "removed again", func() bool { return !shared.bound(t, kubeadmFirst) })
-		t.Logf("removed after %s", time.Since(began).Round(time.Millisecond))
-		harness.Eventually(t, soon, "which is said", func() bool { return shared.eventOn(t, came, bindings.ReasonRemoved) != "" })
-		harness.Eventually(t, soon, "it is not in the gauge", func() bool { return gauged(t, kubeadmFirst) == "" })
-	}
-	if !shared.bound(t, harmless.Name) {
-		t.Error("a binding of another role was removed")
-	}
-	shared.unbind(t, harmless.Name)
-}
-
-func TestBindingsStayInAuditMode(t *testing.T) {
-	binding := shared.bind(t, "audited", nodeClient)
-	shared.watchBindings(t, shared.AdminConfig(), bindings.Config{Remove: true, Audit: true})
-	shared.reported(t, 10*time.Second, binding)
-	if !shared.bound(t, binding.Name) {
-		t.Error("it was removed")
-	}
-}
-
 // may gives a user rights, until the test ends, and returns a credential of that user's when the
 // authorizer knows them.
 func (b *bed) may(t *testing.T, user, binding string, rules ...rbacv1.PolicyRule) *rest.Config {
@@ -353,35 +323,6 @@ func (b *bed) may(t *testing.T, user, binding string, rules ...rbacv1.PolicyRule
 func rule(groups, resources, verbs string) rbacv1.PolicyRule {
 	split := func(s string) []string { return strings.Split(s, ",") }
 	return rbacv1.PolicyRule{APIGroups: split(groups), Resources: split(resources), Verbs: split(verbs)}
-}
-
-// With the rights that packaging/kubernetes/optional gives, kubeadm's are removed, and others are
-// reported with what to do.
-func TestBindingsThatMayNotBeRemoved(t *testing.T) {
-	shared.kubeadms(t)
-	const account = "system:serviceaccount:node-attestation-system:node-attestation-controller"
-	as := shared.may(t, account, "sees-bindings", rule(rbacv1.GroupName, "clusterrolebindings", "list,watch"), rule("events.k8s.io", "events", "create"))
-	first, other := shared.binding(t, kubeadmFirst), shared.bind(t, "somebody-elses", nodeClient)
-	admin := shared.admin(t)
-	const optional = "../../packaging/kubernetes/optional/remove-bindings.yaml"
-	t.Cleanup(func() {
-		if out, err := shared.RunKubectl(context.WithoutCancel(t.Context()), admin, "delete", "--ignore-not-found", "-f", optional); err != nil {
-			t.Errorf("%v: %s", err, out)
-		}
-	})
-	shared.watchBindings(t, as, bindings.Config{Remove: true, Remind: time.Second})
-	for _, binding := range []*rbacv1.ClusterRoleBinding{first, other} {
-		if note := shared.reported(t, 10*time.Second, binding); !strings.Contains(note, "optional/remove-bindings.yaml") || !strings.Contains(note, binding.Name) {
-			t.Errorf("the Event says %q", note)
-		}
-	}
-	if out, err := shared.RunKubectl(t.Context(), admin, "apply", "-f", optional); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	harness.Eventually(t, harness.Soon, "kubeadm's are removed", func() bool { return !shared.bound(t, kubeadmFirst) && !shared.bound(t, kubeadmSecond) })
-	if !shared.bound(t, other.Name) {
-		t.Error("the other was removed")
-	}
 }
 
 // A controller that may not watch bindings decides on requests all the same. That lasts longer than

@@ -383,14 +383,16 @@ func TestProgramStartsToEnforce(t *testing.T) {
 		t.Errorf("without policies: exit code %d: %s", code, stderr())
 	}
 	g.kubeadms(t)
-	cmd, stderr = start(g.admin(t), "policies: {mode: Warn}\nunattestedNodes: [cp-1, worker-1]\nautoApprovingBindings: Remove\n")
+	cmd, stderr = start(g.admin(t), "policies: {mode: Warn}\nunattestedNodes: [cp-1, worker-1]\n")
 	ended := sync.OnceValue(func() error {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		return cmd.Wait()
 	})
 	t.Cleanup(func() { _ = ended() })
 	harness.Eventually(t, harness.Soon, "enforcement has started", func() bool { since, _ := g.since(t); return since != "" })
-	harness.Eventually(t, harness.Soon, "the leader removes bindings", func() bool { return !g.bound(t, kubeadmFirst) && !g.bound(t, kubeadmSecond) })
+	for _, name := range []string{kubeadmFirst, kubeadmSecond} {
+		g.reported(t, harness.Soon, g.binding(t, name))
+	}
 	if err := ended(); err != nil {
 		t.Errorf("%v: %s", err, stderr())
 	}

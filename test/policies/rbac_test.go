@@ -170,12 +170,7 @@ func TestControllerFailsThroughApproval(t *testing.T) {
 }
 
 func TestOptionalRights(t *testing.T) {
-	kubeadm := []string{"kubeadm:node-autoapprove-bootstrap", "kubeadm:node-autoapprove-certificate-rotation"}
 	rows := map[string]struct{ gained, still []right }{
-		"remove-bindings.yaml": {
-			gained: append(rights("delete", rbac, "clusterrolebindings", "", kubeadm[0]), rights("delete", rbac, "clusterrolebindings", "", kubeadm[1])...),
-			still:  append(rights("delete", rbac, "clusterrolebindings", "", "cluster-admin"), rights("delete", rbac, "clusterrolebindings", "", "")...),
-		},
 		"cert-manager.yaml": {
 			gained: rights("approve", certs, "signers", "", certManagerSigner),
 			still:  append(rights("sign", certs, "signers", "", certManagerSigner), rights("approve", certs, "signers", "", "clusterissuers.cert-manager.io/another")...),

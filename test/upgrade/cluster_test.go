@@ -88,7 +88,7 @@ func asDocumented(file map[string]any) {
 	for field, value := range map[string]any{
 		"namespace": namespace, "signers": []any{map[string]any{"name": "cluster.x-k8s.io/kube-apiserver-client-kubelet-tpm", "shared": false}},
 		"sharedHello": false, "tokenGroup": "system:bootstrappers", "token": "Off", "credential": "Required", "bootCounters": "Warn", "waitDeadline": "20m",
-		"unattestedNodes": []any{"control-plane-0"}, "autoApprovingBindings": "Report", "audit": false,
+		"unattestedNodes": []any{"control-plane-0"}, "audit": false,
 		"challengeKeySecret": "node-attestation-controller-key", "leaderElection": map[string]any{"enabled": true, "leaseName": "node-attestation-controller"},
 		"bootstrappers": []any{map[string]any{"username": "installer", "group": "installers"}},
 		"serving":       map[string]any{"signers": []any{"cluster.x-k8s.io/kubelet-serving-tpm"}, "forbiddenAddresses": []any{"10.0.0.0/24"}},

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package bindings finds ClusterRoleBindings that make kube-controller-manager approve requests of
-// kubelets without attestation. It reports them and, if configured, removes them.
+// kubelets without attestation, and reports them.
 package bindings
 
 import (
@@ -13,7 +13,6 @@ import (
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
@@ -38,26 +37,16 @@ const (
 	roleSelfNodeClient = "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient"
 )
 
-// Reasons of Events on ClusterRoleBindings.
-const (
-	ReasonAutoApproving = "AutoApprovingBinding"
-	ReasonRemoved       = "AutoApprovingBindingRemoved"
-)
+// ReasonAutoApproving is the reason of Events on ClusterRoleBindings.
+const ReasonAutoApproving = "AutoApprovingBinding"
 
-const (
-	// remindInterval is the time until a binding that still exists is reported again.
-	remindInterval = telemetry.DedupInterval + time.Minute
-	// forbiddenRetry is the time until a forbidden removal is retried.
-	forbiddenRetry = time.Minute
-	// conflictRetry is the time until a binding is read again that changed before its removal.
-	conflictRetry = 100 * time.Millisecond
-)
+// remindInterval is the time until a binding that still exists is reported again.
+const remindInterval = telemetry.DedupInterval + time.Minute
 
-// Config configures Add and Run. The zero value reports.
+// Config configures Add and Run.
 type Config struct {
-	// Remove deletes the bindings that are found. Otherwise they are only reported.
-	Remove bool
-	// Audit never deletes.
+	// Audit says that the controller is in audit mode, where kubelets need the bindings. So they
+	// are no errors in the log.
 	Audit bool
 	// Remind is the time until a binding that still exists is reported again. Default: 15 minutes,
 	// which is longer than telemetry.DedupInterval.
@@ -71,7 +60,6 @@ type finder struct {
 	Config
 	cache  cache.Cache
 	reader client.Reader // the cache
-	writer client.Writer
 	events events.EventRecorder
 	log    logr.Logger
 	// lastReported has the time of each binding's last report. Only the one worker uses it.
@@ -92,7 +80,7 @@ type reported struct {
 func Add(m ctrl.Manager, config Config) error {
 	clients := Clients{
 		Config: m.GetConfig(), Cache: cache.Options{HTTPClient: m.GetHTTPClient(), Scheme: m.GetScheme(), Mapper: m.GetRESTMapper()},
-		Writer: m.GetClient(), Events: m.GetEventRecorder(telemetry.Component), Log: m.GetLogger().WithName("bindings"),
+		Events: m.GetEventRecorder(telemetry.Component), Log: m.GetLogger().WithName("bindings"),
 	}
 	return m.Add(manager.RunnableFunc(func(ctx context.Context) error { return run(ctx, config, clients, m.GetControllerOptions()) }))
 }
@@ -106,7 +94,6 @@ type Clients struct {
 	Config *rest.Config
 	// Cache must have the scheme.
 	Cache  cache.Options
-	Writer client.Writer
 	Events events.EventRecorder
 	Log    logr.Logger
 }
@@ -148,7 +135,7 @@ func run(ctx context.Context, config Config, clients Clients, defaults runtimeco
 }
 
 func newFinder(config Config, clients Clients) (*finder, error) {
-	f := &finder{Config: config, writer: clients.Writer, events: telemetry.NewDedupRecorder(clients.Events), log: clients.Log, lastReported: map[string]reported{}}
+	f := &finder{Config: config, events: telemetry.NewDedupRecorder(clients.Events), log: clients.Log, lastReported: map[string]reported{}}
 	if f.Remind <= 0 {
 		f.Remind = remindInterval
 	}
@@ -176,7 +163,7 @@ func (f *finder) options() controller.Options {
 	return controller.Options{MaxConcurrentReconciles: 1, UsePriorityQueue: new(false)}
 }
 
-// Reconcile reports or removes one ClusterRoleBinding.
+// Reconcile reports one ClusterRoleBinding.
 func (f *finder) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 	binding := &rbacv1.ClusterRoleBinding{}
 	if err := f.reader.Get(ctx, request.NamespacedName, binding); client.IgnoreNotFound(err) != nil {
@@ -188,19 +175,7 @@ func (f *finder) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, nil
 	}
 	f.Metrics.BindingFound(binding.Name, binding.RoleRef.Name)
-	if !f.Remove || f.Audit || !binding.DeletionTimestamp.IsZero() {
-		return f.report(binding, nil), nil
-	}
-	switch err := f.remove(ctx, binding); {
-	case err == nil || apierrors.IsNotFound(err):
-		return ctrl.Result{}, nil // the delete event reconciles the binding again
-	case apierrors.IsConflict(err):
-		return ctrl.Result{RequeueAfter: conflictRetry}, nil // the binding has changed
-	case apierrors.IsForbidden(err):
-		return f.report(binding, err), nil
-	default:
-		return ctrl.Result{}, err
-	}
+	return f.report(binding), nil
 }
 
 // ApprovesByItself reports whether a binding gives anybody one of the two roles with which
@@ -211,56 +186,29 @@ func ApprovesByItself(binding *rbacv1.ClusterRoleBinding) bool {
 		(role.Name == roleNodeClient || role.Name == roleSelfNodeClient)
 }
 
-// remove deletes exactly the version that was read.
-func (f *finder) remove(ctx context.Context, binding *rbacv1.ClusterRoleBinding) error {
-	err := f.writer.Delete(ctx, binding, client.Preconditions{UID: &binding.UID, ResourceVersion: &binding.ResourceVersion})
-	if err != nil {
-		return err
-	}
-	f.record(binding, ReasonRemoved, "Remove", fmt.Sprintf(
-		"removed: with the role %s kube-controller-manager approved requests of kubelets without attestation", binding.RoleRef.Name))
-	return nil
-}
-
-// report reports a binding, at most once per Remind. forbidden is the error of its removal, nil if
-// there was none.
-func (f *finder) report(binding *rbacv1.ClusterRoleBinding, forbidden error) ctrl.Result {
-	again := f.Remind
+// report reports a binding, at most once per Remind.
+func (f *finder) report(binding *rbacv1.ClusterRoleBinding) ctrl.Result {
 	now := time.Now()
-	last := f.lastReported[binding.Name]
-	if last.uid == binding.UID && now.Sub(last.at) < f.Remind {
-		again = f.Remind - now.Sub(last.at)
+	if last := f.lastReported[binding.Name]; last.uid == binding.UID && now.Sub(last.at) < f.Remind {
+		return ctrl.Result{RequeueAfter: f.Remind - now.Sub(last.at)}
+	}
+	f.lastReported[binding.Name] = reported{binding.UID, now}
+	message := message(binding)
+	if f.Audit {
+		f.log.Info(message, "binding", binding.Name, "reason", ReasonAutoApproving, "audit", true)
 	} else {
-		f.lastReported[binding.Name] = reported{binding.UID, now}
-		f.record(binding, ReasonAutoApproving, "Report", message(binding, forbidden))
+		f.log.Error(nil, message, "binding", binding.Name, "reason", ReasonAutoApproving)
 	}
-	if forbidden != nil {
-		again = min(again, forbiddenRetry)
-	}
-	return ctrl.Result{RequeueAfter: again}
+	f.events.Eventf(binding, nil, corev1.EventTypeWarning, ReasonAutoApproving, "Report", "%s", message)
+	return ctrl.Result{RequeueAfter: f.Remind}
 }
 
-func message(binding *rbacv1.ClusterRoleBinding, forbidden error) string {
+func message(binding *rbacv1.ClusterRoleBinding) string {
 	what := fmt.Sprintf("with the role %s kube-controller-manager approves requests of kubelets without attestation; ", binding.RoleRef.Name)
-	byHand := fmt.Sprintf("kubectl delete clusterrolebinding %q", text.Arguments([]string{binding.Name}))
-	switch {
-	case forbidden != nil:
-		return what + "the controller may not remove it: apply packaging/kubernetes/optional/remove-bindings.yaml, which is for the two " +
-			"of kubeadm, or " + byHand
-	case !binding.DeletionTimestamp.IsZero():
+	if !binding.DeletionTimestamp.IsZero() {
 		return what + "it is being deleted, and a finalizer keeps it"
-	default:
-		return what + "remove it: " + byHand + ", or set autoApprovingBindings: Remove"
 	}
-}
-
-func (f *finder) record(binding *rbacv1.ClusterRoleBinding, reason, action, message string) {
-	if reason == ReasonAutoApproving && !f.Audit {
-		f.log.Error(nil, message, "binding", binding.Name, "reason", reason)
-	} else {
-		f.log.Info(message, "binding", binding.Name, "reason", reason, "audit", f.Audit)
-	}
-	f.events.Eventf(binding, nil, corev1.EventTypeWarning, reason, action, "%s", message)
+	return what + fmt.Sprintf("remove it: kubectl delete clusterrolebinding %q", text.Arguments([]string{binding.Name}))
 }
 
 // trimBinding is a transform for a cache of ClusterRoleBindings. It keeps one subject, since only

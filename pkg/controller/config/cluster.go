@@ -99,14 +99,14 @@ func (s *Settings) Runnables(c Cluster) ([]manager.Runnable, error) {
 		// a RunnableFunc runs on the leader alone
 		manager.RunnableFunc(func(ctx context.Context) error {
 			return bindings.Run(ctx, s.bindings(metrics), bindings.Clients{
-				Config: c.Connection, Cache: c.CacheOptions, Writer: c.Clients.Client, Events: c.Clients.Events, Log: c.Log.WithName("bindings"),
+				Config: c.Connection, Cache: c.CacheOptions, Events: c.Clients.Events, Log: c.Log.WithName("bindings"),
 			})
 		}),
 	}, nil
 }
 
 func (s *Settings) bindings(metrics *telemetry.ClusterMetrics) bindings.Config {
-	return bindings.Config{Remove: s.config.AutoApprovingBindings == bindingsRemove, Audit: s.config.Audit, Metrics: metrics}
+	return bindings.Config{Audit: s.config.Audit, Metrics: metrics}
 }
 
 // revocation returns the configuration of revocation in the cluster.

@@ -82,9 +82,6 @@ type Config struct {
 	UnattestedNodes []string `json:"unattestedNodes,omitempty"`
 	// Revocation configures the revocation of certificates and the suspension of machines.
 	Revocation Revocation `json:"revocation,omitzero"`
-	// AutoApprovingBindings says what to do with ClusterRoleBindings that make
-	// kube-controller-manager approve without attestation: Report or Remove.
-	AutoApprovingBindings BindingsMode `json:"autoApprovingBindings"`
 	// Policies configures the check of the admission policies that keep others from approving and
 	// signing.
 	Policies Policies `json:"policies"`
@@ -248,16 +245,6 @@ const (
 	modeRecover Mode = "Recover"
 )
 
-// BindingsMode says what to do with ClusterRoleBindings that make kube-controller-manager approve
-// without attestation.
-type BindingsMode string
-
-// The modes of such bindings.
-const (
-	bindingsReport BindingsMode = "Report"
-	bindingsRemove BindingsMode = "Remove"
-)
-
 // Policies says what the controller expects of the admission policies.
 type Policies struct {
 	// Mode is Required or Warn. With Required, enforcement starts only if the policies are in
@@ -351,16 +338,15 @@ func Default() Config {
 		Lifetimes: Lifetimes{
 			Default: duration(limits.Default), Min: duration(limits.Min), Max: duration(limits.Max), Backdate: duration(limits.Backdate),
 		},
-		Credential:            modeRecover,
-		BootCounters:          modeWarn,
-		WaitDeadline:          duration(verifier.DefaultWaitDeadline),
-		AutoApprovingBindings: bindingsReport,
-		Policies:              Policies{Mode: modeRequired},
-		Rates:                 Rates{PerRequester: rate(rates.Requester), PerCluster: rate(rates.Cluster), PerMachine: rate(rates.Machine)},
-		ChallengeKeySecret:    "node-attestation-controller-key",
-		LeaderElection:        LeaderElection{Enabled: true, LeaseName: "node-attestation-controller"},
-		MetricsBindAddress:    ":8080",
-		HealthBindAddress:     ":8081",
+		Credential:         modeRecover,
+		BootCounters:       modeWarn,
+		WaitDeadline:       duration(verifier.DefaultWaitDeadline),
+		Policies:           Policies{Mode: modeRequired},
+		Rates:              Rates{PerRequester: rate(rates.Requester), PerCluster: rate(rates.Cluster), PerMachine: rate(rates.Machine)},
+		ChallengeKeySecret: "node-attestation-controller-key",
+		LeaderElection:     LeaderElection{Enabled: true, LeaseName: "node-attestation-controller"},
+		MetricsBindAddress: ":8080",
+		HealthBindAddress:  ":8081",
 	}
 }
 
@@ -390,7 +376,8 @@ func Load(path string) (Config, error) {
 
 // removedFields are the fields of earlier versions, each with what to do instead.
 var removedFields = strict.Removed{
-	"decisionLog.endpoint": "set decisionLog.file, and let a log shipper send its lines",
+	"autoApprovingBindings": "remove it: the controller reports these bindings, and you delete them with kubectl delete clusterrolebinding",
+	"decisionLog.endpoint":  "set decisionLog.file, and let a log shipper send its lines",
 }
 
 // Parse decodes one YAML document strictly over the defaults. New checks it.

@@ -228,9 +228,7 @@ func TestNewFailsClosed(t *testing.T) {
 		"an unattested pattern":               {with("unattestedNodes: [\"control-plane-*\"]"), "unattestedNodes"},
 		"an unattested node of no name":       {with("unattestedNodes: [\"\"]"), "unattestedNodes"},
 		"an unattested user":                  {with("unattestedNodes: [\"system:node:a\"]"), "unattestedNodes"},
-		"bindings that are removed":           {with("autoApprovingBindings: Remove"), ""},
-		"no mode for bindings":                {with("autoApprovingBindings: \"\""), "autoApprovingBindings"},
-		"another mode for bindings":           {with("autoApprovingBindings: remove"), "autoApprovingBindings"},
+		"bindings that are removed":           {with("autoApprovingBindings: Remove"), "autoApprovingBindings: was removed; remove it: the controller reports these bindings"},
 		"rates":                               {with("rates: {perRequester: {every: 1s}, perCluster: {every: 1ms, burst: 5000}, perMachine: {burst: 1}}"), ""},
 		"a rate of never":                     {with("rates: {perRequester: {every: 0s}}"), "rates.perRequester.every"},
 		"a rate that goes back":               {with("rates: {perCluster: {every: -1s}}"), "rates.perCluster.every"},
@@ -357,12 +355,12 @@ func TestSettingsMakeAController(t *testing.T) {
 	if _, err := settings.Verifier(verifiertpm.Keys{}); err == nil {
 		t.Error("a verifier without keys")
 	}
-	if settings, err = newSettings(with("unattestedNodes: [a, b]", "autoApprovingBindings: Remove", "rates: {perMachine: {burst: 3}}")); err != nil {
+	if settings, err = newSettings(with("unattestedNodes: [a, b]", "rates: {perMachine: {burst: 3}}")); err != nil {
 		t.Fatal(err)
 	}
 	parts, keys = settings.Controller(nil, nil)
 	rates := fairqueue.DefaultRates()
-	if rates.Machine.Burst = 3; parts.Rates != rates || settings.bindings(nil) != (bindings.Config{Remove: true}) {
+	if rates.Machine.Burst = 3; parts.Rates != rates || settings.bindings(nil) != (bindings.Config{}) {
 		t.Errorf("%+v, %+v", parts.Rates, settings.bindings(nil))
 	}
 	if gate := settings.Preflight(keys, nil, nil, logr.Discard()); gate.Audit || !slices.Equal(gate.Unattested(), []string{"a", "b"}) {

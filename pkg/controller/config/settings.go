@@ -53,7 +53,7 @@ type Settings struct {
 func New(c Config) (*Settings, error) {
 	s := &Settings{config: c}
 	for _, step := range []func() error{
-		s.checkClusterAPI, s.checkNames, s.checkSigning, s.checkInventory, s.checkBindings, s.checkPolicies, s.checkRates, s.checkDecisionLog, s.makeTPM, s.makeClusterRules,
+		s.checkClusterAPI, s.checkNames, s.checkSigning, s.checkInventory, s.checkPolicies, s.checkRates, s.checkDecisionLog, s.makeTPM, s.makeClusterRules,
 	} {
 		if err := step(); err != nil {
 			return nil, err
@@ -183,13 +183,6 @@ func (s *Settings) checkInventory() error {
 		case slices.Contains(i.Entries()[:n], entry):
 			return fmt.Errorf("inventory.%s: key %.64q of %.64q is there twice", forms[0], entry.Key, entry.Name)
 		}
-	}
-	return nil
-}
-
-func (s *Settings) checkBindings() error {
-	if mode := s.config.AutoApprovingBindings; mode != bindingsReport && mode != bindingsRemove {
-		return fmt.Errorf("autoApprovingBindings: %.64q is not Report or Remove", mode)
 	}
 	return nil
 }
