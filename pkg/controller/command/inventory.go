@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -16,7 +15,6 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/bounded"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/machineentry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/outputformat"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
@@ -25,13 +23,13 @@ import (
 func (i *invocation) inventoryCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "inventory",
-		Short: "Check, merge and compare inventories, offline",
+		Short: "Check inventories, offline",
 		Args:  cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return cli.Usage(fmt.Errorf("%s needs a command", c.CommandPath()))
 		},
 	}
-	c.AddCommand(i.inventoryCheckCommand(), i.inventoryMergeCommand(), i.inventoryDiffCommand())
+	c.AddCommand(i.inventoryCheckCommand())
 	return c
 }
 
@@ -71,8 +69,6 @@ type inventoryReport struct {
 	Machines   int                  `json:"machines"`
 	Duplicates int                  `json:"duplicates"`
 	Conflicts  []inventory.Conflict `json:"conflicts,omitempty"`
-
-	merged *inventory.Inventory
 }
 
 func (i *invocation) inventoryCheckCommand() *cobra.Command {
@@ -99,74 +95,6 @@ with its line, and every contradiction between entries. The exit code is 10 if t
 	return c
 }
 
-func (i *invocation) inventoryMergeCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "merge FILE...",
-		Short: "Write the machines of all parts as one list, sorted by name",
-		Long: `merge writes the machines of all parts as one list in its shortest form, sorted by name: each machine once, and without templates and
-certificates. It writes nothing, and ends with exit code 10, if check finds anything.`,
-		Args: someFiles,
-		RunE: func(_ *cobra.Command, files []string) error {
-			merged, err := i.goodInventory(files)
-			if err != nil {
-				return err
-			}
-			machines := merged.All()
-			slices.SortFunc(machines, func(a, b inventory.Machine) int { return strings.Compare(a.Name, b.Name) })
-			entries := make([]machineentry.Machine, 0, len(machines))
-			for _, m := range machines {
-				entries = append(entries, m.Entry())
-			}
-			_, err = io.WriteString(i.Stdout, machineentry.Document(entries))
-			return err
-		},
-	}
-}
-
-// inventoryDiff is the result of `inventory diff`. Machines are sorted by name.
-type inventoryDiff struct {
-	Added   []string      `json:"added,omitempty"`
-	Removed []string      `json:"removed,omitempty"`
-	Changed []changeEntry `json:"changed,omitempty"`
-}
-
-type changeEntry struct {
-	Machine string                 `json:"machine"`
-	Fields  []inventory.Difference `json:"fields"`
-	// OtherHardware says that the new entry has an EK that the old one does not have.
-	OtherHardware bool `json:"otherHardware"`
-}
-
-func (i *invocation) inventoryDiffCommand() *cobra.Command {
-	var format string
-	c := &cobra.Command{
-		Use:   "diff OLD NEW",
-		Short: "Say which machines a new inventory adds, removes and changes",
-		Long: `diff compares two inventories by the names of machines. An endorsement key (EK) that is new for a machine stands out, since it admits other hardware in
-its place. The exit code is 0 whether or not they differ, and 10 if check finds anything in one of them.`,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 2 {
-				return cli.Usage(errors.New("it compares two files"))
-			}
-			return nil
-		},
-		RunE: func(_ *cobra.Command, files []string) error {
-			from, err := i.goodInventory(files[:1])
-			if err != nil {
-				return err
-			}
-			to, err := i.goodInventory(files[1:])
-			if err != nil {
-				return err
-			}
-			diff := compareInventories(from, to)
-			return i.output(format, diff, func(out io.Writer) { diff.print(out) })
-		},
-	}
-	cli.OutputFlag(c, &format, cli.FormatText, outputformat.JSON, outputformat.YAML)
-	return c
-}
-
 func someFiles(_ *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return cli.Usage(errors.New("no file is named"))
@@ -181,20 +109,6 @@ func (i *invocation) output(format string, value any, write func(io.Writer)) err
 	}
 	write(i.Stdout)
 	return nil
-}
-
-// goodInventory returns the inventory of these files if it is valid. Otherwise it reports all
-// problems on standard error.
-func (i *invocation) goodInventory(files []string) (*inventory.Inventory, error) {
-	report, err := readInventory(files)
-	if err != nil {
-		return nil, err
-	}
-	if err := report.err(); err != nil {
-		report.printProblems(i.Stderr)
-		return nil, err
-	}
-	return report.merged, nil
 }
 
 // readInventory reads all parts. It fails only if a file cannot be read.
@@ -215,8 +129,8 @@ func readInventory(files []string) (*inventoryReport, error) {
 			parts = append(parts, p.part)
 		}
 	}
-	report.merged = inventory.Merge(parts...)
-	report.Machines, report.Duplicates, report.Conflicts = report.merged.Len(), report.merged.Duplicates(), report.merged.Conflicts()
+	merged := inventory.Merge(parts...)
+	report.Machines, report.Duplicates, report.Conflicts = merged.Len(), merged.Duplicates(), merged.Conflicts()
 	return report, nil
 }
 
@@ -356,60 +270,4 @@ func (r *inventoryReport) printProblems(out io.Writer) {
 	for _, conflict := range r.Conflicts {
 		_, _ = fmt.Fprintf(out, "conflict: %s\n", conflict)
 	}
-}
-
-func compareInventories(from, to *inventory.Inventory) *inventoryDiff {
-	diff := &inventoryDiff{}
-	for _, m := range from.All() {
-		if _, there := to.ByName(m.Name); !there {
-			diff.Removed = append(diff.Removed, m.Name)
-		}
-	}
-	for _, m := range to.All() {
-		before, there := from.ByName(m.Name)
-		if !there {
-			diff.Added = append(diff.Added, m.Name)
-			continue
-		}
-		if fields := inventory.Compare(before, m); len(fields) > 0 {
-			other := slices.ContainsFunc(m.EKs, func(ek inventory.EK) bool {
-				return !slices.ContainsFunc(before.EKs, func(known inventory.EK) bool { return known.Fingerprint == ek.Fingerprint })
-			})
-			diff.Changed = append(diff.Changed, changeEntry{m.Name, fields, other})
-		}
-	}
-	slices.Sort(diff.Added)
-	slices.Sort(diff.Removed)
-	slices.SortFunc(diff.Changed, func(a, b changeEntry) int { return strings.Compare(a.Machine, b.Machine) })
-	return diff
-}
-
-func (d *inventoryDiff) print(out io.Writer) {
-	out = text.EntryWriter(out)
-	other := 0
-	for _, name := range d.Removed {
-		_, _ = fmt.Fprintf(out, "- %q\n", name)
-	}
-	for _, name := range d.Added {
-		_, _ = fmt.Fprintf(out, "+ %q\n", name)
-	}
-	for _, c := range d.Changed {
-		mark := ""
-		if c.OtherHardware {
-			other++
-			mark = "  ADMITS OTHER HARDWARE"
-		}
-		_, _ = fmt.Fprintf(out, "~ %q%s\n", c.Machine, mark)
-		for _, field := range c.Fields {
-			_, _ = fmt.Fprintf(out, "    %s: %s -> %s\n", field.Field, list(field.Old), list(field.New))
-		}
-	}
-	_, _ = fmt.Fprintf(out, "%s added, %d removed, %d changed, %d of these with other hardware\n", text.Count(len(d.Added), "machine"), len(d.Removed), len(d.Changed), other)
-}
-
-func list(values []string) string {
-	if len(values) == 0 {
-		return "none"
-	}
-	return strings.Join(values, ", ")
 }

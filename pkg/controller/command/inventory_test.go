@@ -5,10 +5,8 @@ package command
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
 	"os"
 	"path/filepath"
-	"reflect"
 	"strings"
 	"testing"
 
@@ -18,7 +16,6 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/machineentry"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
 )
 
 // inventoryFiles writes files into a directory of the test's, and returns what runs a command
@@ -118,62 +115,9 @@ func TestInventoryCheck(t *testing.T) {
 		!report.Parts[1].FitsClientSideApply || report.Machines != 3 || len(report.Conflicts) != 1 || report.Conflicts[0].Entries[1].Machine != "dora" {
 		t.Errorf("%d, %v: %s", code, err, stdout)
 	}
-	for name, args := range map[string][]string{"no file": {"check"}, "a file that is not there": {"check", "/nonexistent"}, "another format": {"check", "a", "-o", "xml"}, "no command": {}, "one side": {"diff", "a"}} {
+	for name, args := range map[string][]string{"no file": {"check"}, "a file that is not there": {"check", "/nonexistent"}, "another format": {"check", "a", "-o", "xml"}, "no command": {}, "a removed command": {"merge", "a"}} {
 		if code, stdout, stderr := run(args...); code != cli.CodeUsage || stdout != "" || stderr == "" {
 			t.Errorf("%s: exit code %d, %s%s", name, code, stdout, stderr)
 		}
-	}
-}
-
-// What merge writes is stable, says the same, and is written only if nothing is wrong.
-func TestInventoryMerge(t *testing.T) {
-	run := inventoryFiles(t, map[string]string{
-		"a": listOfMachines("carl=3", "alfa=1"), "b": listOfMachines("bert=2", "alfa=1"), "twice": listOfMachines("dora=1"), "broken": "nonsense: 1\n",
-		"all": "apiVersion: " + inventory.APIVersion + "\nkind: " + inventory.Kind + "\nmachines:\n- name: Rack 1\n  nodeName: emil\n  providerID: metal://1\n  addresses: [emil.example.com, 192.0.2.5]\n" +
-			"  bootstrapTokenID: \"012345\"\n  eks: [{fingerprint: " + fingerprintOf("a") + ", template: ecc-p256, certificate: {fingerprint: " + fingerprintOf("b") + "}}]\n",
-		"none": machineentry.Document(nil),
-	})
-	for _, files := range [][]string{{"a", "b"}, {"b", "a"}, {"b", "a", "a", "none"}} {
-		if code, stdout, stderr := run(append([]string{"merge"}, files...)...); code != 0 || stdout != listOfMachines("alfa=1", "bert=2", "carl=3") {
-			t.Errorf("%v: exit code %d, %s\n%s", files, code, stderr, stdout)
-		}
-	}
-	code, stdout, stderr := run("merge", "all")
-	const want = "- name: \"Rack 1\"\n  nodeName: emil\n  providerID: metal://1\n  addresses: [emil.example.com, \"192.0.2.5\"]\n  bootstrapTokenID: \"012345\"\n  eks:\n  - fingerprint: "
-	if code != 0 || !strings.HasSuffix(stdout, want+fingerprintOf("a")+"\n") {
-		t.Errorf("exit code %d, %s\n%s", code, stderr, stdout)
-	}
-	if code, stdout, _ := run("merge", "none"); code != 0 || stdout != machineentry.Document(nil) {
-		t.Errorf("none: exit code %d\n%s", code, stdout)
-	}
-	for _, files := range [][]string{{"a", "twice"}, {"a", "broken"}} {
-		if code, stdout, stderr := run(append([]string{"merge"}, files...)...); code != 10 || stdout != "" || !strings.Contains(stderr, files[1]+":") {
-			t.Errorf("%v: exit code %d, %s\n%s", files, code, stderr, stdout)
-		}
-	}
-}
-
-func TestInventoryDiff(t *testing.T) {
-	more := strings.Replace(listOfMachines("alfa=1", "dora=4", "bert=5"), "  eks:", "  providerID: metal://1\n  eks:", 1)
-	run := inventoryFiles(t, map[string]string{"old": listOfMachines("alfa=1", "bert=2", "carl=3"), "new": more, "broken": "nonsense: 1\n"})
-	code, stdout, stderr := run("diff", "old", "new")
-	want := fmt.Sprintf("- \"carl\"\n+ \"dora\"\n~ \"alfa\"\n    providerID: none -> metal://1\n~ \"bert\"  ADMITS OTHER HARDWARE\n    eks: %s -> %s\n"+
-		"1 machine added, 1 removed, 2 changed, 1 of these with other hardware\n", fingerprintOf("2"), fingerprintOf("5"))
-	if code != 0 || stdout != want || stderr != "" {
-		t.Errorf("exit code %d, %s\n%s", code, stderr, stdout)
-	}
-	_, stdout, _ = run("diff", "-o", "yaml", "old", "new")
-	var got inventoryDiff
-	if err := yaml.UnmarshalStrict([]byte(stdout), &got); err != nil || !reflect.DeepEqual(got, inventoryDiff{[]string{"dora"}, []string{"carl"}, []changeEntry{
-		{"alfa", []inventory.Difference{{Field: "providerID", New: []string{"metal://1"}}}, false},
-		{"bert", []inventory.Difference{{Field: "eks", Old: []string{fingerprintOf("2")}, New: []string{fingerprintOf("5")}}}, true},
-	}}) {
-		t.Errorf("%v: %+v", err, got)
-	}
-	if code, stdout, _ := run("diff", "old", "old"); code != 0 || stdout != "0 machines added, 0 removed, 0 changed, 0 of these with other hardware\n" {
-		t.Errorf("the same: exit code %d\n%s", code, stdout)
-	}
-	if code, stdout, stderr := run("diff", "old", "broken"); code != 10 || stdout != "" || !strings.Contains(stderr, "broken:1:") {
-		t.Errorf("exit code %d, %s\n%s", code, stderr, stdout)
 	}
 }

@@ -124,9 +124,6 @@ func TestHostileTextOfCommands(t *testing.T) {
 	report := &inventoryReport{}
 	hostiletext.Plant(report)
 	report.print(out)
-	diff := &inventoryDiff{}
-	hostiletext.Plant(diff)
-	diff.print(out)
 	if out.Len() < 1000 {
 		t.Errorf("little was printed: %q", out)
 	}

@@ -5,11 +5,7 @@
 // root of trust: its writers decide which machines get certificates.
 package inventory
 
-import (
-	"net/netip"
-
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/machineentry"
-)
+import "net/netip"
 
 // Machine is one entry. The operator wrote it by hand, or copied the output of
 // `kubelet-authenticator identify` from the machine. A copy is only as trustworthy as its
@@ -48,16 +44,4 @@ type EK struct {
 	// CertificateFingerprint is the SHA-256 of its certificate, in lower-case hex, "" if the
 	// operator did not specify it.
 	CertificateFingerprint string
-}
-
-// Entry returns the machine as an entry of a list, in its shortest form.
-func (m Machine) Entry() machineentry.Machine {
-	e := machineentry.Machine{Name: m.Name, NodeName: m.NodeName, ProviderID: m.ProviderID, Addresses: m.DNSNames, BootstrapTokenID: m.TokenID}
-	for _, ip := range m.IPs {
-		e.Addresses = append(e.Addresses[:len(e.Addresses):len(e.Addresses)], ip.String())
-	}
-	for _, ek := range m.EKs {
-		e.EKs = append(e.EKs, ek.Fingerprint)
-	}
-	return e
 }

@@ -166,7 +166,7 @@ func (m *merger) add(e located) {
 		m.entries, m.inventory.machines = append(m.entries, e), append(m.inventory.machines, e.machine)
 		return
 	}
-	if slices.ContainsFunc(m.of(n), func(before located) bool { return len(Compare(before.machine, e.machine)) == 0 }) {
+	if slices.ContainsFunc(m.of(n), func(before located) bool { return equal(before.machine, e.machine) }) {
 		m.inventory.duplicates++
 		return
 	}
@@ -271,43 +271,11 @@ func (m *merger) claimant(n int, c claim) Place {
 	return all[at].place()
 }
 
-// Difference is a field in which two entries differ. Old and New are its values, sorted.
-type Difference struct {
-	Field string   `json:"field"`
-	Old   []string `json:"old,omitempty"`
-	New   []string `json:"new,omitempty"`
-}
-
-// Compare returns the differences between two entries of a machine that decisions depend on. It
-// ignores the order of lists, templates and certificates.
-func Compare(from, to Machine) []Difference {
-	if from.NodeName == to.NodeName && from.ProviderID == to.ProviderID && from.TokenID == to.TokenID &&
-		slices.Equal(from.DNSNames, to.DNSNames) && slices.Equal(from.IPs, to.IPs) && slices.Equal(from.EKs, to.EKs) {
-		return nil // the usual case
-	}
-	var all []Difference
-	for _, field := range []struct {
-		name     string
-		from, to []string
-	}{
-		{"eks", fingerprints(from), fingerprints(to)},
-		{"nodeName", single(from.NodeName), single(to.NodeName)},
-		{"providerID", single(from.ProviderID), single(to.ProviderID)},
-		{"bootstrapTokenID", single(from.TokenID), single(to.TokenID)},
-		{"addresses", addresses(from), addresses(to)},
-	} {
-		if !slices.Equal(field.from, field.to) {
-			all = append(all, Difference{field.name, field.from, field.to})
-		}
-	}
-	return all
-}
-
-func single(value string) []string {
-	if value == "" {
-		return nil
-	}
-	return []string{value}
+// equal reports whether two entries of a machine are the same for decisions. It ignores the order of
+// lists, templates and certificates.
+func equal(a, b Machine) bool {
+	return a.NodeName == b.NodeName && a.ProviderID == b.ProviderID && a.TokenID == b.TokenID &&
+		slices.Equal(fingerprints(a), fingerprints(b)) && slices.Equal(addresses(a), addresses(b))
 }
 
 func fingerprints(m Machine) []string {
