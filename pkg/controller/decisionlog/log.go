@@ -27,8 +27,8 @@ const (
 	// minRetry and maxRetry bound the back-off of a sink that fails.
 	minRetry, maxRetry = time.Second, 30 * time.Second
 	// flushTimeout bounds how long Close lets the sink write. abortTimeout bounds how long it then
-	// waits for the sink to give up. Together with the manager's shutdown they fit into a pod's grace
-	// period.
+	// waits for the sink to give up. Together with the manager's shutdown they fit into a pod's
+	// grace period.
 	flushTimeout, abortTimeout = 5 * time.Second, time.Second
 )
 

@@ -271,8 +271,8 @@ func (m *merger) claimant(n int, c claim) Place {
 	return all[at].place()
 }
 
-// equal reports whether two entries of a machine are the same for decisions. It ignores the order of
-// lists, templates and certificates.
+// equal reports whether two entries of a machine are the same for decisions. It ignores templates,
+// certificates and the order of lists.
 func equal(a, b Machine) bool {
 	return a.NodeName == b.NodeName && a.ProviderID == b.ProviderID && a.TokenID == b.TokenID &&
 		slices.Equal(fingerprints(a), fingerprints(b)) && slices.Equal(addresses(a), addresses(b))
