@@ -12,7 +12,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/wait"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 )
 
 // rule says when a certificate is replaced that begins and ends at these times.
@@ -24,7 +24,7 @@ type rule func(notBefore, notAfter time.Time) time.Time
 func ownRule(notBefore, notAfter time.Time) time.Time {
 	raw := make([]byte, 64)
 	_, _ = rand.Read(raw) // never fails
-	return authenticator.RenewAt(&x509.Certificate{Raw: raw, NotBefore: notBefore, NotAfter: notAfter})
+	return nodestate.RenewAt(&x509.Certificate{Raw: raw, NotBefore: notBefore, NotAfter: notAfter})
 }
 
 // managerRule is the rule of client-go's certificate manager, which is the kubelet's own rotation.

@@ -16,6 +16,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -85,7 +86,7 @@ func (s *certificateStatus) untilStart(a *Authenticator, state *cache.State) tim
 	if s.waits() && s.checkDue(a) {
 		return 0
 	}
-	return untilNextAttempt(state, s.canWait, a.now())
+	return nodestate.UntilNextAttempt(state, s.canWait, a.now())
 }
 
 // checkUnderWay reports whether a worker is checking now.
@@ -139,7 +140,7 @@ func (s *certificateStatus) bound(a *Authenticator, now, until time.Time) time.T
 // near returns the expirationTimestamp while a worker is getting a better certificate or is
 // checking.
 func (a *Authenticator) near(pair *cache.Pair, now time.Time) time.Time {
-	near := nearExpiration(pair.Leaf, now)
+	near := nodestate.NearExpiration(pair.Leaf, now)
 	if latest := now.Add(a.checkInterval).Truncate(time.Second); a.checks() && latest.Before(near) {
 		return latest
 	}
@@ -186,7 +187,7 @@ func (w *worker) checkAnnouncement(ctx context.Context, status certificateStatus
 // saveAnnouncement writes the result of a check into the state file, and reports whether that
 // worked.
 func (w *worker) saveAnnouncement(change func(*cache.Announcement)) bool {
-	state := readState(w.dir)
+	state := nodestate.ReadState(w.dir)
 	if state.Announcement == nil {
 		state.Announcement = &cache.Announcement{}
 	}
@@ -235,7 +236,7 @@ func (w *worker) readAnnouncement(ctx context.Context, to nodeaccess.Access, sta
 // has ended, or if the certificate was issued long after its request. A certificate that was just
 // issued may be refused until policies have it.
 func (w *worker) writesAreRefused(ctx context.Context, to nodeaccess.Access, pair *cache.Pair) bool {
-	last := readState(w.dir).Last
+	last := nodestate.ReadState(w.dir).Last
 	if last != nil && w.now().Sub(last.Finished).Abs() < refusedGrace {
 		return false
 	}

@@ -21,6 +21,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -372,7 +373,7 @@ func TestCheck(t *testing.T) {
 			if len(api.filed) > 0 || api.seen() != "GET" || !bytes.Equal(api.shown, pair.Leaf.Raw) {
 				t.Errorf("%d requests were filed", len(api.filed))
 			}
-			if a.dir.Worker().PID != 0 || leftNoResult(got.Worker, state) {
+			if a.dir.Worker().PID != 0 || nodestate.LeftNoResult(got.Worker, state) {
 				t.Error("it counts as a worker that died")
 			}
 		})
@@ -399,7 +400,7 @@ func TestAnnouncedRenewal(t *testing.T) {
 	if got.Renewal != nil || len(got.Done) != 1 || got.Done[0].Name != "rotate" || got.Worker.PID != 0 {
 		t.Errorf("found %+v", got)
 	}
-	if state, _ := a.dir.State(); state.Last == nil || state.Last.Request == "" || leftNoResult(a.dir.Worker(), state) {
+	if state, _ := a.dir.State(); state.Last == nil || state.Last.Request == "" || nodestate.LeftNoResult(a.dir.Worker(), state) {
 		t.Errorf("state %+v", state)
 	}
 	api.seen()

@@ -30,8 +30,6 @@ const (
 	// spreadFrom is the number of failures in a row from which on spreadAfterOutage adds a delay.
 	// After a short outage the normal back-off is enough.
 	spreadFrom = 2
-	// backOffCeiling is more than any back-off can be.
-	backOffCeiling = 2 * spreadMost
 )
 
 // delay returns the back-off after the nth failure in a row, n from 1. It is at least retryAfter,
@@ -53,26 +51,6 @@ func (b backOff) delay(n int, retryAfter time.Duration, random float64) time.Dur
 	}
 	d = max(min(d, most), min(retryAfter, laterMost))
 	return d + time.Duration(random*float64(d)/2)
-}
-
-// nextAttempt returns the earliest start of the next worker. The delay after an outage applies only
-// to a certificate that can wait.
-func nextAttempt(state *cache.State, canWait bool) time.Time {
-	if !canWait && !state.UrgentAttempt.IsZero() {
-		return state.UrgentAttempt
-	}
-	return state.NextAttempt
-}
-
-// untilNextAttempt returns the time until another worker may be started, 0 if one may be started
-// now.
-func untilNextAttempt(state *cache.State, canWait bool, now time.Time) time.Duration {
-	at := nextAttempt(state, canWait)
-	// Ignore times that were written before the clock was set back.
-	if state.Last == nil || state.Last.Finished.After(now) || at.Sub(now) > backOffCeiling {
-		return 0
-	}
-	return max(at.Sub(now), 0)
 }
 
 // lastFailure returns the recorded failure of the last worker, for a run during the back-off.
@@ -162,14 +140,4 @@ func addCertificate(state *cache.State, result *cache.Result, notAfter, now time
 	result.Message = fmt.Sprintf("CertificateSigningRequest %s: %d certificates were issued within a short time, and the plugin needs another one",
 		result.Request, state.Hasty+1)
 	result.Hint = "check that the API server trusts the signer's CA, how long certificates live, and this machine's clock"
-}
-
-// readState returns the state, the zero State if it cannot be read. The worker sets such a file
-// aside.
-func readState(dir cache.Dir) *cache.State {
-	state, err := dir.State()
-	if err != nil {
-		return &cache.State{}
-	}
-	return state
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
@@ -40,7 +41,7 @@ func (e *enrolment) conclude(decision csr.Decision) error {
 // saveBeforeInstall records the state that must survive a crash after the installation. This is the
 // provider's remembered value, which the issuer has pinned, and the finished announced renewal.
 func (e *enrolment) saveBeforeInstall() error {
-	state, pending := readState(e.dir), e.pending
+	state, pending := nodestate.ReadState(e.dir), e.pending
 	done := markRenewalDone(state, e.replaced, pending.Requests[0].FiledAt)
 	if state.Remembered[pending.Provider] == pending.Remember && !done {
 		return nil
@@ -58,7 +59,7 @@ func (e *enrolment) check(decision csr.Decision) (*cache.Pair, error) {
 	pending := e.pending
 	name := pending.Last().Name
 	why := func(reason Reason, verb, hint string) error {
-		return &Failure{reason, hint, fmt.Errorf("CertificateSigningRequest %s: %s by signer %s: %q", name, verb, signerOf(pending), text.WithReason(decision.Reason, decision.Message))}
+		return &Failure{reason, hint, fmt.Errorf("CertificateSigningRequest %s: %s by signer %s: %q", name, verb, nodestate.SignerOf(pending), text.WithReason(decision.Reason, decision.Message))}
 	}
 	switch decision.Outcome {
 	case csr.Denied:

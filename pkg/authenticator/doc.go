@@ -18,7 +18,8 @@
 //	request.go      the requests: key, PKCS#10, evidence
 //	conclude.go     check and install the certificate
 //
-// docs/architecture.md, "The steps", numbers them. reason.go has each reason for a failure.
+// docs/architecture.md, "The steps", numbers them. Package nodestate judges when the certificate is
+// due, and when the next worker may start. reason.go has each reason for a failure.
 //
 // The package never writes to a standard descriptor and never exits the process.
 // pkg/authenticator/command does both, for a main function.

@@ -10,6 +10,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
@@ -63,7 +64,7 @@ func (r *Report) try(ctx context.Context, a *Authenticator, status certificateSt
 		return failure
 	}
 	r.Provider = a.provider.Name()
-	pending, key, err := a.requestBuilder().first(ctx, status.nodeName, cache.Origin{}, "", readState(a.dir).Remembered[a.provider.Name()])
+	pending, key, err := a.requestBuilder().first(ctx, status.nodeName, cache.Origin{}, "", nodestate.ReadState(a.dir).Remembered[a.provider.Name()])
 	if err != nil {
 		return AsFailure(err)
 	}
@@ -76,7 +77,7 @@ func (r *Report) try(ctx context.Context, a *Authenticator, status certificateSt
 		}
 		r.Evidence = inspector.Explain(content.Data)
 	}
-	r.Request = csr.Object(first.Name, signerOf(pending), first.Request, key, pending.ExpirationSeconds)
+	r.Request = csr.Object(first.Name, nodestate.SignerOf(pending), first.Request, key, pending.ExpirationSeconds)
 	return r.check(ctx, a, status)
 }
 
@@ -101,7 +102,7 @@ func (r *Report) conclude(a *Authenticator, status certificateStatus, failure *F
 		r.Verdict, r.Failure = fails+failure.Error(), failure
 	case status.pair == nil:
 		r.Verdict = succeeds + "the API server accepts the request, which signer " + a.signerName + " then decides"
-		if wait := untilNextAttempt(readState(a.dir), false, a.now()); wait > 0 {
+		if wait := nodestate.UntilNextAttempt(nodestate.ReadState(a.dir), false, a.now()); wait > 0 {
 			r.Verdict += fmt.Sprintf("; the back-off after the last failure ends in %s", wait.Round(time.Second))
 		}
 	default:
@@ -138,7 +139,7 @@ func (r *Report) describe(a *Authenticator, status certificateStatus) {
 		case status.due != "":
 			r.Next = fmt.Sprintf("print it, and have a worker request another, since %s", status.due)
 		case a.renews():
-			r.Next = "print it; a new one is due at " + RenewAt(leaf).UTC().Format(time.RFC3339)
+			r.Next = "print it; a new one is due at " + nodestate.RenewAt(leaf).UTC().Format(time.RFC3339)
 		default:
 			r.Next = fmt.Sprintf("print it to its end: provider %s does not renew", a.provider.Name())
 		}
@@ -146,7 +147,7 @@ func (r *Report) describe(a *Authenticator, status certificateStatus) {
 	r.Pending = "none"
 	if pending, err := a.dir.Pending(); err == nil && pending != nil {
 		last := pending.Last()
-		r.Pending = fmt.Sprintf("%s of %s, signer %s", last.Name, last.FiledAt.Format(time.RFC3339), signerOf(pending))
+		r.Pending = fmt.Sprintf("%s of %s, signer %s", last.Name, last.FiledAt.Format(time.RFC3339), nodestate.SignerOf(pending))
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
@@ -129,7 +130,7 @@ func equal(a, b *int32) bool { return a == b || a != nil && b != nil && *a == *b
 // prepare makes a key and the first request. It writes both to disk before it files anything.
 func (e *enrolment) prepare(ctx context.Context) error {
 	e.enter(StepPrepare)
-	pending, _, err := e.requestBuilder().first(ctx, e.status.nodeName, e.to.Cluster, e.version, readState(e.dir).Remembered[e.provider.Name()])
+	pending, _, err := e.requestBuilder().first(ctx, e.status.nodeName, e.to.Cluster, e.version, nodestate.ReadState(e.dir).Remembered[e.provider.Name()])
 	if err != nil {
 		return err
 	}
@@ -176,7 +177,7 @@ func (e *enrolment) file(ctx context.Context) (*certificatesv1.CertificateSignin
 	}
 	var request *certificatesv1.CertificateSigningRequest
 	if last.UID == "" {
-		object := csr.Object(last.Name, signerOf(e.pending), last.Request, key.Public(), e.pending.ExpirationSeconds)
+		object := csr.Object(last.Name, nodestate.SignerOf(e.pending), last.Request, key.Public(), e.pending.ExpirationSeconds)
 		e.showOrigin(ctx, object)
 		request, err = e.client.File(ctx, object)
 	} else {
@@ -192,7 +193,7 @@ func (e *enrolment) file(ctx context.Context) (*certificatesv1.CertificateSignin
 	}
 	e.enter(StepSaveUID)
 	last.UID = string(request.UID)
-	e.log.Info("filed", "request", last.Name, "signer", signerOf(e.pending), "server", e.pending.Cluster.Server)
+	e.log.Info("filed", "request", last.Name, "signer", nodestate.SignerOf(e.pending), "server", e.pending.Cluster.Server)
 	return request, e.lock.SetPending(e.pending)
 }
 
@@ -215,14 +216,6 @@ func (e *enrolment) showOrigin(ctx context.Context, object *certificatesv1.Certi
 		return
 	}
 	object.Annotations = map[string]string{attestation.AnnotationOrigin: origin}
-}
-
-// signerOf returns the signer that the request filed last is for.
-func signerOf(pending *cache.Pending) string {
-	if pending.Last().Hello {
-		return attestation.HelloSignerFor(pending.SignerName)
-	}
-	return pending.SignerName
 }
 
 // wait watches the request until it is answered or decided.
@@ -262,7 +255,7 @@ func (e *enrolment) handleRequestError(ctx context.Context, request *certificate
 	case errors.As(err, &write):
 		return err
 	case request != nil && ctx.Err() != nil:
-		return stillWaiting(e.pending, readState(e.dir))
+		return stillWaiting(e.pending, nodestate.ReadState(e.dir))
 	case e.to.Own && apierrors.IsUnauthorized(err):
 		return fmt.Errorf("%w: %w", errRejected, err)
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -67,7 +68,7 @@ func (w *worker) certificateMetrics(text *metricsText) {
 	text.gauge("certificate_not_before_timestamp_seconds", "Start of the validity of the certificate on disk.", timestamp(pair.Leaf.NotBefore))
 	text.gauge("certificate_not_after_timestamp_seconds", "End of the validity of the certificate on disk.", timestamp(pair.Leaf.NotAfter))
 	if w.renews() {
-		text.gauge("certificate_renewal_timestamp_seconds", "Time from which on the certificate on disk is due for renewal.", timestamp(RenewAt(pair.Leaf)))
+		text.gauge("certificate_renewal_timestamp_seconds", "Time from which on the certificate on disk is due for renewal.", timestamp(nodestate.RenewAt(pair.Leaf)))
 	}
 }
 

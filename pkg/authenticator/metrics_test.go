@@ -23,6 +23,7 @@ import (
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -112,7 +113,7 @@ func TestWorkerWritesMetrics(t *testing.T) {
 	wantMetrics(t, got, map[string]float64{
 		"certificate_not_before_timestamp_seconds": float64(pair.Leaf.NotBefore.Unix()),
 		"certificate_not_after_timestamp_seconds":  float64(pair.Leaf.NotAfter.Unix()),
-		"certificate_renewal_timestamp_seconds":    timestamp(RenewAt(pair.Leaf)).value,
+		"certificate_renewal_timestamp_seconds":    timestamp(nodestate.RenewAt(pair.Leaf)).value,
 		"pending_request_timestamp_seconds":        0,
 		"last_worker_start_timestamp_seconds":      float64(noon.Unix()),
 		"last_worker_end_timestamp_seconds":        float64(noon.Unix()),

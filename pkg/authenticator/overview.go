@@ -8,6 +8,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
@@ -74,7 +75,7 @@ func (o *Overview) describeCertificate(a *Authenticator, status certificateStatu
 		c.Server = held.Origin.Server
 	}
 	if a.renews() {
-		c.RenewAt = inSeconds(RenewAt(held.Leaf))
+		c.RenewAt = inSeconds(nodestate.RenewAt(held.Leaf))
 	}
 	if status.problem != nil {
 		c.Unusable = status.problem.Error()
@@ -111,7 +112,7 @@ func (o *Overview) describeWorker(a *Authenticator, worker process.ID, state *ca
 		o.Worker.PID, o.Worker.AgeSeconds = worker.PID, int64(worker.Age()/time.Second)
 	}
 	// A worker may be killed after it has installed its certificate: that is no failure.
-	o.Worker.Died = !o.Worker.Running && leftNoResult(worker, state) &&
+	o.Worker.Died = !o.Worker.Running && nodestate.LeftNoResult(worker, state) &&
 		a.dir.Stamp(cache.CurrentFile).Modified().Before(time.Now().Add(-worker.Age()))
 	if last := state.Last; last != nil {
 		o.LastRun = &LastRunOverview{
@@ -120,18 +121,18 @@ func (o *Overview) describeWorker(a *Authenticator, worker process.ID, state *ca
 		}
 	}
 	o.Failures = state.Failures
-	if untilNextAttempt(state, canWait, now) > 0 {
-		o.NextAttempt = inSeconds(nextAttempt(state, canWait))
+	if nodestate.UntilNextAttempt(state, canWait, now) > 0 {
+		o.NextAttempt = inSeconds(nodestate.NextAttempt(state, canWait))
 	}
 }
 
 func (o *Overview) describePending(pending *cache.Pending, state *cache.State, now time.Time) {
 	last := pending.Last()
 	o.Pending = &PendingOverview{
-		Name: last.Name, SignerName: signerOf(pending), NodeName: pending.NodeName, Server: pending.Cluster.Server,
+		Name: last.Name, SignerName: nodestate.SignerOf(pending), NodeName: pending.NodeName, Server: pending.Cluster.Server,
 		Created: inSeconds(last.FiledAt), AgeSeconds: int64(max(now.Sub(last.FiledAt), 0) / time.Second), WaitsFor: waitsForCertificate,
 	}
-	if waiting, ok := WaitsFor(pending, state); ok {
+	if waiting, ok := nodestate.WaitsFor(pending, state); ok {
 		o.Pending.Reason, o.Pending.Cure = waiting.Reason, waiting.Text
 	}
 	switch {

@@ -8,15 +8,8 @@ import (
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
-)
-
-const (
-	// overdueRenewal is the delay after which a renewal counts as failing.
-	overdueRenewal = 15 * time.Minute
-	// overduePending is the age at which a pending request counts as failing. By default our
-	// controller denies a waiting request at this age.
-	overduePending = 20 * time.Minute
 )
 
 // judge derives the state from the other fields.
@@ -117,13 +110,13 @@ func (p *PendingOverview) describeWait() string {
 
 // overdue returns what takes too long, "" if nothing does.
 func (o *Overview) overdue(status certificateStatus, now time.Time) string {
-	if o.Pending != nil && o.Pending.AgeSeconds >= int64(overduePending/time.Second) {
+	if o.Pending != nil && o.Pending.AgeSeconds >= int64(nodestate.PendingFails/time.Second) {
 		return fmt.Sprintf("a request has been pending since %s", o.Pending.Created.Format(time.RFC3339))
 	}
-	if renewAt := RenewAt(status.pair.Leaf); !o.Certificate.RenewAt.IsZero() && now.After(renewAt.Add(overdueRenewal)) {
+	if renewAt := nodestate.RenewAt(status.pair.Leaf); !o.Certificate.RenewAt.IsZero() && nodestate.RenewalFails(renewAt, now) {
 		return "its renewal has been due since " + inSeconds(renewAt).Format(time.RFC3339)
 	}
-	if renewal := status.announcedRenewal(); renewal != nil && now.After(renewal.DueAt.Add(overdueRenewal)) {
+	if renewal := status.announcedRenewal(); renewal != nil && nodestate.RenewalFails(renewal.DueAt, now) {
 		return fmt.Sprintf("the announced renewal %q has been due since %s", renewal.Name, inSeconds(renewal.DueAt).Format(time.RFC3339))
 	}
 	return ""

@@ -20,6 +20,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
@@ -34,7 +35,7 @@ func duePair(t testing.TB, minutes time.Duration) *cache.Pair {
 // justDue is a certificate whose renewal is due since a moment.
 func justDue(t testing.TB, a *Authenticator) *cache.Pair {
 	pair := newPair(t, nil)
-	at := RenewAt(pair.Leaf).Add(time.Second)
+	at := nodestate.RenewAt(pair.Leaf).Add(time.Second)
 	a.now = func() time.Time { return at }
 	return pair
 }
@@ -119,7 +120,7 @@ func TestOverviewStates(t *testing.T) {
 		"due for long, and nobody tries": {func(t *testing.T, a *Authenticator) { installPair(t, a.dir, duePair(t, 10)) }, StateFailing, 41, "its renewal has been due since"},
 		"due, and requested long ago": {func(t *testing.T, a *Authenticator) {
 			installPair(t, a.dir, justDue(t, a))
-			putRecord(t, a, pendingSince(a.now().Add(-overduePending), "uid"))
+			putRecord(t, a, pendingSince(a.now().Add(-nodestate.PendingFails), "uid"))
 		}, StateFailing, 41, "a request has been pending since"},
 		"due, and failing": {func(t *testing.T, a *Authenticator) {
 			installPair(t, a.dir, justDue(t, a))
@@ -232,7 +233,7 @@ func TestOverviewShowsEachFile(t *testing.T) {
 		Certificate: &CertificateOverview{
 			File: a.dir.File(cache.CurrentFile), Subject: "CN=system:node:a,O=system:nodes", Serial: "1", Issuer: "CN=system:node:a,O=system:nodes",
 			Fingerprint: pair.Fingerprint(), Server: "https://cluster.example.com", NotBefore: noon.Add(-12 * time.Hour), NotAfter: noon.Add(12 * time.Hour),
-			RemainingSeconds: int64(noon.Add(12*time.Hour).Sub(now) / second), RenewAt: RenewAt(pair.Leaf).UTC().Truncate(second), Due: "its lifetime is nearly over",
+			RemainingSeconds: int64(noon.Add(12*time.Hour).Sub(now) / second), RenewAt: nodestate.RenewAt(pair.Leaf).UTC().Truncate(second), Due: "its lifetime is nearly over",
 		},
 		Worker: WorkerOverview{Running: true, PID: os.Getpid(), AgeSeconds: o.Worker.AgeSeconds},
 		LastRun: &LastRunOverview{

@@ -14,6 +14,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
@@ -53,13 +54,13 @@ func (a *Authenticator) Rehearse(ctx context.Context, kubeconfig string, remark 
 	}
 	builder, once := a.requestBuilder(), remarkOnce(remark)
 	builder.signerName = attestation.RehearsalSignerName
-	pending, key, err := builder.first(ctx, status.nodeName, to.Cluster, "", readState(a.dir).Remembered[a.provider.Name()])
+	pending, key, err := builder.first(ctx, status.nodeName, to.Cluster, "", nodestate.ReadState(a.dir).Remembered[a.provider.Name()])
 	if err != nil {
 		return nil, AsFailure(err)
 	}
 	for {
 		last, waits := pending.Last(), &cache.State{}
-		request, err := client.File(ctx, csr.Object(last.Name, signerOf(pending), last.Request, key, pending.ExpirationSeconds))
+		request, err := client.File(ctx, csr.Object(last.Name, nodestate.SignerOf(pending), last.Request, key, pending.ExpirationSeconds))
 		if err != nil {
 			return nil, a.blameClock(classifyAPIError(err, to.Credential))
 		}

@@ -15,6 +15,7 @@ import (
 	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -72,7 +73,7 @@ func TestRenewReturnsTheFailure(t *testing.T) {
 				t.Errorf("%d starts: %v", starts, err)
 			}
 			// the pause is over, and the count of refusals goes on: the next pause is no shorter
-			if state := readState(a.dir); !state.NextAttempt.IsZero() || state.Refusals != 2 {
+			if state := nodestate.ReadState(a.dir); !state.NextAttempt.IsZero() || state.Refusals != 2 {
 				t.Errorf("%+v", state)
 			}
 			if status := a.loadStatus(); held != (status.due == "a person asked for a renewal") {

@@ -28,6 +28,7 @@ import (
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
@@ -1131,7 +1132,7 @@ func TestProviderGetsBackWhatLedToTheLastCertificate(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer lock.Unlock()
-	if err := errors.Join(lock.NameWorker(asker), n.supervisor().recordDeath(lock, readState(n.dir))); err != nil {
+	if err := errors.Join(lock.NameWorker(asker), n.supervisor().recordDeath(lock, nodestate.ReadState(n.dir))); err != nil {
 		t.Fatal(err)
 	}
 	if state := n.wantState(WorkerUnavailable, none); state.Remembered["fake"] != "z" {

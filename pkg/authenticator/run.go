@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
@@ -85,8 +86,9 @@ func (a *Authenticator) Run(ctx context.Context) (*Answer, error) {
 
 // lastMoments is the remaining lifetime below which a certificate cannot be used. client-go runs
 // the plugin again after 1 to 2 s at the earliest, since an expirationTimestamp has whole seconds
-// (nearExpiration). With less time left, client-go would use the certificate beyond its end.
-const lastMoments = 2 * nearest
+// (nodestate.NearExpiration). With less time left, client-go would use the certificate beyond its
+// end.
+const lastMoments = 2 * nodestate.Nearest
 
 // renewalBudget returns how long a run waits for the certificate that replaces the one on disk. It
 // is 0 if the one on disk can still be used: the next run, after at most 30 s, finds the new one. A
@@ -102,7 +104,7 @@ func (a *Authenticator) renewalBudget(status certificateStatus) time.Duration {
 
 // lastWorkerFailure returns why the last worker got no certificate, nil if it did.
 func (a *Authenticator) lastWorkerFailure() error {
-	state := readState(a.dir)
+	state := nodestate.ReadState(a.dir)
 	if state.Last == nil || state.Last.Reason == "" {
 		return nil
 	}
@@ -129,7 +131,7 @@ func (a *Authenticator) print(status certificateStatus, answer *Answer) (*Answer
 
 // expiration returns the expirationTimestamp. client-go runs the plugin again then.
 func (a *Authenticator) expiration(status certificateStatus, now time.Time) time.Time {
-	expiration := status.bound(a, now, steadyExpiration(status.pair.Leaf, a.renews() || a.provider == nil))
+	expiration := status.bound(a, now, nodestate.SteadyExpiration(status.pair.Leaf, a.renews() || a.provider == nil))
 	if status.due != "" || !expiration.After(now) {
 		expiration = a.near(status.pair, now)
 	}

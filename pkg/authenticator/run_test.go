@@ -21,6 +21,7 @@ import (
 	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -76,7 +77,7 @@ func TestRunPrintsAValidCertificateAndDoesNothingElse(t *testing.T) {
 		t.Errorf("it left something behind:\n%s\nnow\n%s", before, after)
 	}
 	status := printed(t, first)
-	if status.ClientCertificateData != string(pair.Chain) || !status.ExpirationTimestamp.Time.Equal(RenewAt(pair.Leaf).Truncate(time.Second)) {
+	if status.ClientCertificateData != string(pair.Chain) || !status.ExpirationTimestamp.Time.Equal(nodestate.RenewAt(pair.Leaf).Truncate(time.Second)) {
 		t.Errorf("expires %v, want the renewal point", status.ExpirationTimestamp)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
@@ -65,7 +66,7 @@ func (s *NodeSchedule) CheckDue() bool { return !s.Due() && s.status.checkDue(&s
 
 // TooEarly returns the time until a run may start another worker, 0 if it may start one now.
 func (s *NodeSchedule) TooEarly() time.Duration {
-	return untilNextAttempt(&s.state, s.status.canWait, s.a.now())
+	return nodestate.UntilNextAttempt(&s.state, s.status.canWait, s.a.now())
 }
 
 // Expiration returns the expirationTimestamp that a run prints: client-go runs the plugin again

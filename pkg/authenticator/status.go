@@ -9,6 +9,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/trustedfile"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -79,13 +80,13 @@ func (a *Authenticator) loadStatus() certificateStatus {
 	}
 	status.pair = pair
 	status.rejected = status.note.Rejected && status.note.Certificate == pair.Fingerprint()
-	state := readState(a.dir)
+	state := nodestate.ReadState(a.dir)
 	if found := state.Announcement; found != nil && (a.checks() || found.Renewal != nil && found.Renewal.Name == askedRenewal) {
 		status.announcement = *found
 	}
 	if a.checks() {
 		now := a.now()
-		status.postponed = untilNextAttempt(state, true, now) > 0 && untilNextAttempt(state, false, now) == 0
+		status.postponed = nodestate.UntilNextAttempt(state, true, now) > 0 && nodestate.UntilNextAttempt(state, false, now) == 0
 	}
 	status.judgeDue(a)
 	return status
@@ -158,7 +159,7 @@ func (s *certificateStatus) judgeDue(a *Authenticator) {
 		s.due = fmt.Sprintf("it came from the cluster at %.253s, and the kubelet uses another cluster, with another CA", s.pair.Origin.Server)
 	case s.pair.Exposed:
 		s.due = "others could read its key"
-	case a.renews() && !a.now().Before(RenewAt(s.pair.Leaf)):
+	case a.renews() && !a.now().Before(nodestate.RenewAt(s.pair.Leaf)):
 		s.due, s.canWait = "its lifetime is nearly over", !announced
 	case announced && renewal.Name == askedRenewal:
 		s.due = "a person asked for a renewal"

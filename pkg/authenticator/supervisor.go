@@ -12,6 +12,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/oserror"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -138,7 +139,7 @@ func (s supervisor) startUnlessRunning(before certificateStatus) (started bool, 
 	if s.workerRuns() || status.betterThan(before) && !status.checkDue(s.Authenticator) {
 		return false, nil
 	}
-	state := readState(s.dir)
+	state := nodestate.ReadState(s.dir)
 	if err := s.recordDeath(lock, state); err != nil {
 		return false, err
 	}
@@ -162,7 +163,7 @@ func (s supervisor) whyNotYet(waited time.Duration) error {
 	const hint = "the worker continues, and the next run continues with the same request"
 	if pending, err := s.dir.Pending(); err == nil && pending != nil {
 		if pending.Last().UID != "" {
-			failure := stillWaiting(pending, readState(s.dir))
+			failure := stillWaiting(pending, nodestate.ReadState(s.dir))
 			return &Failure{failure.Reason, failure.Hint + "; " + hint, fmt.Errorf("after %s: %w", waited, failure)}
 		}
 		return &Failure{APIUnreachable, hint, fmt.Errorf("%s: no answer within %s", pending.Cluster.Server, waited)}
@@ -187,7 +188,7 @@ func (s supervisor) whyNotYet(waited time.Duration) error {
 // followed by a back-off. The caller holds the lock.
 func (s supervisor) recordDeath(lock *cache.Lock, state *cache.State) error {
 	dead := s.dir.Worker()
-	if !leftNoResult(dead, state) {
+	if !nodestate.LeftNoResult(dead, state) {
 		return nil
 	}
 	now := s.now().UTC()
@@ -200,13 +201,6 @@ func (s supervisor) recordDeath(lock *cache.Lock, state *cache.State) error {
 		state.NextAttempt = time.Time{}
 	}
 	return lock.SetState(state)
-}
-
-// leftNoResult reports whether a worker that has ended left no result. The zero ID is no worker. A
-// check for announced renewals leaves no result and did not die.
-func leftNoResult(ended process.ID, state *cache.State) bool {
-	return ended.PID != 0 && (state.Last == nil || state.Last.Worker != ended) &&
-		(state.Announcement == nil || state.Announcement.Worker != ended)
 }
 
 // awaitWorkerEnd waits until a worker has recorded its success. Otherwise systemd could kill the

@@ -9,6 +9,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -20,7 +21,7 @@ const unanswered = 5 * time.Second
 func (e *enrolment) noteWaiting(object *certificatesv1.CertificateSigningRequest) {
 	annotation := object.Annotations[attestation.AnnotationWaiting]
 	waiting, err := attestation.ParseStatement(annotation)
-	state, seen := readState(e.dir), cache.Waiting{Request: object.Name, Annotation: annotation}
+	state, seen := nodestate.ReadState(e.dir), cache.Waiting{Request: object.Name, Annotation: annotation}
 	if err != nil || state.Waiting != nil && *state.Waiting == seen {
 		return
 	}
@@ -29,16 +30,6 @@ func (e *enrolment) noteWaiting(object *certificatesv1.CertificateSigningRequest
 	if err := e.lock.SetState(state); err != nil {
 		e.log.Info("cannot save the controller's reason to wait", "cause", err.Error())
 	}
-}
-
-// WaitsFor returns the controller's last reason for which the pending request waits. It returns
-// false if there is none.
-func WaitsFor(pending *cache.Pending, state *cache.State) (attestation.Statement, bool) {
-	if state.Waiting == nil || state.Waiting.Request != pending.Last().Name {
-		return attestation.Statement{}, false
-	}
-	waiting, err := attestation.ParseStatement(state.Waiting.Annotation)
-	return waiting, err == nil
 }
 
 // stillWaiting returns a Failure with the reason for which a pending request waits, and its remedy.
@@ -51,8 +42,8 @@ func stillWaiting(pending *cache.Pending, state *cache.State) *Failure {
 		answer = "given its verdict"
 	}
 	failure := &Failure{WaitingForSigner, "see: kubectl describe csr " + last.Name,
-		fmt.Errorf("CertificateSigningRequest %s: signer %s has not %s yet", last.Name, signerOf(pending), answer)}
-	if waiting, ok := WaitsFor(pending, state); ok {
+		fmt.Errorf("CertificateSigningRequest %s: signer %s has not %s yet", last.Name, nodestate.SignerOf(pending), answer)}
+	if waiting, ok := nodestate.WaitsFor(pending, state); ok {
 		failure.Hint, failure.Err = waiting.Text, fmt.Errorf("%w: %s", failure.Err, waiting.Reason)
 	}
 	return failure
@@ -65,8 +56,8 @@ func (a *Authenticator) progress() *Failure {
 	if err != nil || pending == nil || pending.Last().UID == "" {
 		return nil //nolint:nilerr // the worker reports what is wrong with the file
 	}
-	state := readState(a.dir)
-	if _, known := WaitsFor(pending, state); !known && a.now().Sub(pending.Last().FiledAt) < unanswered {
+	state := nodestate.ReadState(a.dir)
+	if _, known := nodestate.WaitsFor(pending, state); !known && a.now().Sub(pending.Last().FiledAt) < unanswered {
 		return nil
 	}
 	return stillWaiting(pending, state)

@@ -14,6 +14,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 )
@@ -118,7 +119,7 @@ func (w *worker) takeLock(ctx context.Context) error {
 
 // register makes this process the worker. It fails if the last worker left a back-off.
 func (w *worker) register() (err error) {
-	state, status := readState(w.dir), w.loadStatus()
+	state, status := nodestate.ReadState(w.dir), w.loadStatus()
 	if wait := status.untilStart(w.Authenticator, state); wait > 0 {
 		return lastFailure(state.Last, wait)
 	}
@@ -289,7 +290,7 @@ func (w *worker) record(err error) (*cache.State, error) {
 	w.enter(stepRecord)
 	now := w.now().UTC()
 	w.result.Finished = now
-	state := readState(w.dir)
+	state := nodestate.ReadState(w.dir)
 	switch {
 	case err != nil:
 		failure := AsFailure(err)

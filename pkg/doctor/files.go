@@ -17,6 +17,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/trustedfile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -162,9 +163,6 @@ func judgeEntries(dir string, entries []os.DirEntry) []checkup.Result {
 	return findings
 }
 
-// overdue is how late a renewal may be before it counts as broken.
-const overdue = 15 * time.Minute
-
 func checkCertificate(_ context.Context, e *examination) checkup.Result {
 	file := e.dir.File(cache.CurrentFile)
 	pair, err := e.pair()
@@ -196,7 +194,7 @@ func checkCertificate(_ context.Context, e *examination) checkup.Result {
 	case node.Name != pair.NodeName():
 		findings = append(findings, failure("set nodeName; the plugin then requests another certificate", "it is for node %s, but this is node %s", pair.NodeName(), node.Name))
 	}
-	if due := authenticator.RenewAt(leaf); e.renews() && e.Now().After(due.Add(overdue)) {
+	if due := nodestate.RenewAt(leaf); e.renews() && nodestate.RenewalFails(due, e.Now()) {
 		findings = append(findings, warning("see last-result", "%s: its renewal has been due since %s", span, due.UTC().Format(time.RFC3339)))
 	}
 	return checkup.Worst(findings...)

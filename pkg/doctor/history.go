@@ -18,14 +18,14 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/checkup"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 )
 
 const (
-	// pendingWarn and pendingFail are how old an undecided request may be. By default our
-	// controller denies after 20 minutes what it cannot decide.
-	pendingWarn, pendingFail = 2 * time.Minute, 20 * time.Minute
+	// pendingWarn is how old a pending request may be before it is a warning.
+	pendingWarn = 2 * time.Minute
 	// signerSample is how many requests of a signer are read.
 	signerSample = "20"
 )
@@ -126,12 +126,12 @@ func (e *examination) waitsFor(ctx context.Context, pending *cache.Pending, stat
 	last := pending.Last()
 	a, f := e.asRequester()
 	if f != nil {
-		return authenticator.WaitsFor(pending, state)
+		return nodestate.WaitsFor(pending, state)
 	}
 	result, err := a.call(ctx, http.MethodGet, csrPath+"/"+last.Name, nil, nil)
 	var object certificatesv1.CertificateSigningRequest
 	if err != nil || result.Status != http.StatusOK || json.Unmarshal(result.Body, &object) != nil || !bytes.Equal(object.Spec.Request, last.Request) {
-		return authenticator.WaitsFor(pending, state)
+		return nodestate.WaitsFor(pending, state)
 	}
 	classify := csr.Classify
 	if last.Hello {
@@ -144,12 +144,12 @@ func (e *examination) waitsFor(ctx context.Context, pending *cache.Pending, stat
 // judgePending judges a pending request by its age.
 func (e *examination) judgePending(ctx context.Context, pending *cache.Pending, state *cache.State) checkup.Result {
 	request := pending.Last()
-	waits, signer := "its certificate", pending.SignerName
+	waits := "its certificate"
 	if request.Hello {
-		waits, signer = "its challenge", attestation.HelloSignerName
+		waits = "its challenge"
 	}
 	age := max(e.Now().Sub(request.FiledAt), 0).Round(time.Second)
-	message := fmt.Sprintf("CertificateSigningRequest %s, signer %s, waits for %s since %s (%s)", request.Name, signer, waits, since(request.FiledAt), age)
+	message := fmt.Sprintf("CertificateSigningRequest %s, signer %s, waits for %s since %s (%s)", request.Name, nodestate.SignerOf(pending), waits, since(request.FiledAt), age)
 	if request.UID == "" {
 		message = fmt.Sprintf("CertificateSigningRequest %s of %s (%s ago) has not been filed yet", request.Name, since(request.FiledAt), age)
 	}
@@ -159,7 +159,7 @@ func (e *examination) judgePending(ctx context.Context, pending *cache.Pending, 
 		message, remedy = message+": "+waiting.Reason, waiting.Text
 	}
 	switch {
-	case age >= pendingFail:
+	case age >= nodestate.PendingFails:
 		return e.whileServed(failure(remedy, "%s", message))
 	case age >= pendingWarn, explained:
 		return warning(remedy, "%s", message)

@@ -18,7 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
@@ -56,7 +56,7 @@ func TestEnrolmentAndRenewal(t *testing.T) {
 			m.remembered(t)
 			m.registered(t)
 			// What is not due yet is asked for again, by a plugin that has lost its certificate.
-			for n := 1; authenticator.RenewAt(r.Leaf).After(time.Now()); n++ {
+			for n := 1; nodestate.RenewAt(r.Leaf).After(time.Now()); n++ {
 				if n == 20 {
 					t.Fatal("no certificate of 20 is due")
 				}

@@ -6,7 +6,7 @@ import (
 	"crypto/x509"
 	"time"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 )
 
 // Due reports whether each release renews the certificate now. e670793 does so after 80 to 90 % of
@@ -14,6 +14,6 @@ import (
 // the certificate.
 func Due(leaf *x509.Certificate) bool {
 	lifetime := leaf.NotAfter.Sub(leaf.NotBefore)
-	sinceEarliest := authenticator.RenewAt(leaf).Sub(leaf.NotAfter.Add(-lifetime * 3 / 10))
+	sinceEarliest := nodestate.RenewAt(leaf).Sub(leaf.NotAfter.Add(-lifetime * 3 / 10))
 	return leaf.NotAfter.Add(-lifetime / 5).Add(sinceEarliest / 2).Before(time.Now())
 }

@@ -23,7 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
@@ -218,7 +218,7 @@ func (n *node) enrolsDue() {
 		n.must("kubelet-authenticator prepare")
 		pair, err := n.kept().Current()
 		harness.Must(n.t, err)
-		if authenticator.RenewAt(pair.Leaf).Before(time.Now()) {
+		if nodestate.RenewAt(pair.Leaf).Before(time.Now()) {
 			break
 		}
 	}

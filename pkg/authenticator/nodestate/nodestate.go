@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package nodestate judges the files of the certificate directory: when the certificate is due,
+// when a worker may start, what the pending request waits for, and what takes too long. Runs,
+// workers, metrics, status and doctor use it, so that they agree. It takes no lock and changes
+// nothing.
+package nodestate
+
+import (
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/binary"
+	"math"
+	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+)
+
+const (
+	// PendingFails is the age at which a pending request counts as failing. By default our
+	// controller denies a waiting request at this age.
+	PendingFails = 20 * time.Minute
+	// renewalFails is the delay after which a renewal counts as failing.
+	renewalFails = 15 * time.Minute
+	// BackOffCeiling is more than any back-off can be.
+	BackOffCeiling = 80 * time.Minute
+)
+
+// RenewAt returns the time when a certificate is due: when 70 to 90 % of its lifetime are over. The
+// exact time depends on the certificate alone, so that a fleet spreads out, and each run computes
+// the same time. The lifetime is NotAfter - NotBefore, backdating included. client-go's certificate
+// manager draws from the same range. A narrower range would cause more renewals per minute. A wider
+// range would leave less time for the last renewals, or renew more often.
+func RenewAt(leaf *x509.Certificate) time.Time {
+	lifetime := leaf.NotAfter.Sub(leaf.NotBefore)
+	sum := sha256.Sum256(leaf.Raw)
+	fraction := float64(binary.BigEndian.Uint64(sum[:])) / math.MaxUint64
+	return leaf.NotAfter.Add(-lifetime / 10 * 3).Add(time.Duration(fraction * float64(lifetime/5)))
+}
+
+// Nearest is the shortest time until client-go runs the plugin again. The timestamp has whole
+// seconds. A timestamp in the past makes client-go run the plugin for every request.
+const Nearest = time.Second
+
+// SteadyExpiration returns the expirationTimestamp while no new certificate is needed: the renewal
+// time, or shortly before the end if the provider does not renew. It depends on the certificate
+// alone, so that it is the same in each run.
+func SteadyExpiration(leaf *x509.Certificate, renews bool) time.Time {
+	end := leaf.NotAfter.Add(-min(time.Minute, leaf.NotAfter.Sub(leaf.NotBefore)/20))
+	if at := RenewAt(leaf); renews && at.Before(end) {
+		end = at
+	}
+	return end.Truncate(time.Second)
+}
+
+// NearExpiration returns the expirationTimestamp while a worker gets a better certificate. It is
+// 30 s ahead, or a quarter of the remaining time if that is less. It is rounded up to a whole
+// second, so it is always in the future.
+func NearExpiration(leaf *x509.Certificate, now time.Time) time.Time {
+	d := max(min(30*time.Second, leaf.NotAfter.Sub(now)/4), Nearest)
+	return now.Add(d + time.Second - time.Nanosecond).Truncate(time.Second)
+}
+
+// RenewalFails reports whether a renewal that was due at a time is so late that it counts as
+// failing.
+func RenewalFails(due, now time.Time) bool { return now.After(due.Add(renewalFails)) }
+
+// ReadState returns the state, the zero State if it cannot be read. The worker sets such a file
+// aside.
+func ReadState(dir cache.Dir) *cache.State {
+	state, err := dir.State()
+	if err != nil {
+		return &cache.State{}
+	}
+	return state
+}
+
+// NextAttempt returns the earliest start of the next worker. The delay after an outage applies only
+// to a certificate that can wait.
+func NextAttempt(state *cache.State, canWait bool) time.Time {
+	if !canWait && !state.UrgentAttempt.IsZero() {
+		return state.UrgentAttempt
+	}
+	return state.NextAttempt
+}
+
+// UntilNextAttempt returns the time until another worker may be started, 0 if one may be started
+// now.
+func UntilNextAttempt(state *cache.State, canWait bool, now time.Time) time.Duration {
+	at := NextAttempt(state, canWait)
+	// Ignore times that were written before the clock was set back.
+	if state.Last == nil || state.Last.Finished.After(now) || at.Sub(now) > BackOffCeiling {
+		return 0
+	}
+	return max(at.Sub(now), 0)
+}
+
+// LeftNoResult reports whether a worker that has ended left no result. The zero ID is no worker. A
+// check for announced renewals leaves no result and did not die.
+func LeftNoResult(ended process.ID, state *cache.State) bool {
+	return ended.PID != 0 && (state.Last == nil || state.Last.Worker != ended) &&
+		(state.Announcement == nil || state.Announcement.Worker != ended)
+}
+
+// SignerOf returns the signer that the request filed last is for.
+func SignerOf(pending *cache.Pending) string {
+	if pending.Last().Hello {
+		return attestation.HelloSignerFor(pending.SignerName)
+	}
+	return pending.SignerName
+}
+
+// WaitsFor returns the controller's last reason for which the pending request waits. It returns
+// false if there is none.
+func WaitsFor(pending *cache.Pending, state *cache.State) (attestation.Statement, bool) {
+	if state.Waiting == nil || state.Waiting.Request != pending.Last().Name {
+		return attestation.Statement{}, false
+	}
+	waiting, err := attestation.ParseStatement(state.Waiting.Annotation)
+	return waiting, err == nil
+}
