@@ -163,13 +163,13 @@ func (s supervisor) ensureCheck(status certificateStatus) bool {
 func (w *worker) checkAnnouncement(ctx context.Context, status certificateStatus) certificateStatus {
 	w.enter(StepAnnouncement)
 	found := status.announcement
-	found.Checked, found.UnderWay, found.Worker = w.now().UTC(), true, w.result.Worker
+	found.Checked, found.UnderWay, found.Worker = w.plugin.now().UTC(), true, w.result.Worker
 	// Write the time first, so that no other worker starts at once if this one dies.
 	if !w.saveAnnouncement(func(a *cache.Announcement) { *a = found }) {
 		return status
 	}
 	w.onlyChecked = true
-	to, err := w.node().OwnAccess(status.pair)
+	to, err := w.plugin.node().OwnAccess(status.pair)
 	if err == nil {
 		err = w.readAnnouncement(ctx, to, status, &found)
 	}
@@ -181,13 +181,13 @@ func (w *worker) checkAnnouncement(ctx context.Context, status certificateStatus
 	found.UnderWay = false
 	w.saveAnnouncement(func(a *cache.Announcement) { *a = found })
 	w.log.Info("checked for announced renewals", "exist", found.Exists, "renewal", found.Renewal, "problem", found.Problem, "reportProblem", found.ReportProblem)
-	return w.loadStatus()
+	return w.plugin.loadStatus()
 }
 
 // saveAnnouncement writes the result of a check into the state file, and reports whether that
 // worked.
 func (w *worker) saveAnnouncement(change func(*cache.Announcement)) bool {
-	state := nodestate.ReadState(w.dir)
+	state := nodestate.ReadState(w.plugin.dir)
 	if state.Announcement == nil {
 		state.Announcement = &cache.Announcement{}
 	}
@@ -222,11 +222,11 @@ func (w *worker) readAnnouncement(ctx context.Context, to nodeaccess.Access, sta
 	if announced != nil {
 		renewal, done = selectRenewal(*announced, status.pair, found.Done)
 	}
-	now := w.now().UTC().Truncate(time.Second)
+	now := w.plugin.now().UTC().Truncate(time.Second)
 	if announced != nil && (renewal == nil || now.Before(renewal.DueAt)) && w.writesAreRefused(ctx, to, status.pair) {
 		renewal = &cache.Renewal{Name: refusedRenewal, IssuedBefore: now, DueAt: now}
 	}
-	found.Answered, found.Exists = w.now().UTC(), announced != nil
+	found.Answered, found.Exists = w.plugin.now().UTC(), announced != nil
 	found.Certificate, found.Renewal, found.Done = status.pair.Fingerprint(), renewal, done
 	return nil
 }
@@ -236,8 +236,8 @@ func (w *worker) readAnnouncement(ctx context.Context, to nodeaccess.Access, sta
 // has ended, or if the certificate was issued long after its request. A certificate that was just
 // issued may be refused until policies have it.
 func (w *worker) writesAreRefused(ctx context.Context, to nodeaccess.Access, pair *cache.Pair) bool {
-	last := nodestate.ReadState(w.dir).Last
-	if last != nil && w.now().Sub(last.Finished).Abs() < refusedGrace {
+	last := nodestate.ReadState(w.plugin.dir).Last
+	if last != nil && w.plugin.now().Sub(last.Finished).Abs() < refusedGrace {
 		return false
 	}
 	return isRevoked(to.TryWrite(ctx, pair.NodeName()))

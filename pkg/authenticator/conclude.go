@@ -19,30 +19,30 @@ import (
 // conclude checks and installs the certificate. Any other decision is a failure. The pending
 // request is then spent, unless a write failed: then the next worker gets the decision again.
 func (e *enrolment) conclude(decision csr.Decision) error {
-	e.spent = true
+	e.worker.spent = true
 	pair, err := e.check(decision)
 	if err != nil {
 		return err
 	}
-	e.enter(StepInstall)
+	e.worker.enter(StepInstall)
 	if err := e.saveBeforeInstall(); err != nil {
-		e.spent = false
+		e.worker.spent = false
 		return err
 	}
-	if err := e.lock.Install(pair); err != nil {
-		e.spent = false
+	if err := e.worker.lock.Install(pair); err != nil {
+		e.worker.spent = false
 		return err
 	}
-	e.installed = pair
-	e.log.Info("installed", "node", e.pending.NodeName, "notAfter", pair.Leaf.NotAfter)
+	e.worker.installed = pair
+	e.worker.log.Info("installed", "node", e.pending.NodeName, "notAfter", pair.Leaf.NotAfter)
 	return nil
 }
 
 // saveBeforeInstall records the state that must survive a crash after the installation. This is the
 // provider's remembered value, which the issuer has pinned, and the finished announced renewal.
 func (e *enrolment) saveBeforeInstall() error {
-	state, pending := nodestate.ReadState(e.dir), e.pending
-	done := markRenewalDone(state, e.replaced, pending.Requests[0].FiledAt)
+	state, pending := nodestate.ReadState(e.worker.plugin.dir), e.pending
+	done := markRenewalDone(state, e.worker.replaced, pending.Requests[0].FiledAt)
 	if state.Remembered[pending.Provider] == pending.Remember && !done {
 		return nil
 	}
@@ -50,12 +50,12 @@ func (e *enrolment) saveBeforeInstall() error {
 		state.Remembered = map[string]string{}
 	}
 	state.Remembered[pending.Provider] = pending.Remember
-	return e.lock.SetState(state)
+	return e.worker.lock.SetState(state)
 }
 
 // check returns the certificate if it may be installed, else an error.
 func (e *enrolment) check(decision csr.Decision) (*cache.Pair, error) {
-	e.enter(StepCheck)
+	e.worker.enter(StepCheck)
 	pending := e.pending
 	name := pending.Last().Name
 	why := func(reason Reason, verb, hint string) error {
@@ -108,7 +108,7 @@ const versionHint = "bring the plugin and the controller to releases that have a
 func (e *enrolment) noCommonVersion(decision csr.Decision) error {
 	pending := e.pending
 	accepted := attestation.Versions{attestation.Version(pending.AttestationVersion)}
-	if challenger, ok := e.provider.(provider.Challenger); ok {
+	if challenger, ok := e.worker.plugin.provider.(provider.Challenger); ok {
 		accepted = challenger.Versions()
 	}
 	return &Failure{RequestDenied, versionHint,
@@ -121,7 +121,7 @@ func (e *enrolment) noCommonVersion(decision csr.Decision) error {
 // replace. The API server judges by its own clock.
 func (e *enrolment) takesEarly() bool {
 	held := e.status.pair
-	return held == nil || e.now().Before(e.built) || e.now().Before(held.Leaf.NotBefore)
+	return held == nil || e.worker.plugin.now().Before(e.worker.plugin.built) || e.worker.plugin.now().Before(held.Leaf.NotBefore)
 }
 
 // checkIssued accepts a certificate only if its key is ours, it is for this node and for client
@@ -139,11 +139,11 @@ func (e *enrolment) checkIssued(certificate []byte) (*cache.Pair, error) {
 	case !cache.SameKey(leaf, key.Public()):
 		err = &cache.UnusableError{Problem: "it is for another key"}
 	default:
-		err = cache.CheckNodeCertificate(leaf, pending.NodeName, e.now())
+		err = cache.CheckNodeCertificate(leaf, pending.NodeName, e.worker.plugin.now())
 	}
 	var unusable *cache.UnusableError
 	if errors.As(err, &unusable) && unusable.Early && e.takesEarly() {
-		e.log.Info("the certificate is installed although it is not valid yet: check this machine's clock and the signer's", "problem", unusable.Problem)
+		e.worker.log.Info("the certificate is installed although it is not valid yet: check this machine's clock and the signer's", "problem", unusable.Problem)
 		err = nil
 	}
 	if err != nil {

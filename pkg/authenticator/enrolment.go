@@ -37,7 +37,7 @@ func (e *credentialDeniedError) Unwrap() error { return e.error }
 
 // enrolment gets one certificate with one credential.
 type enrolment struct {
-	*worker
+	worker *worker
 	status certificateStatus
 	to     nodeaccess.Access
 	client *csr.Client
@@ -82,17 +82,17 @@ func (w *worker) enrol(ctx context.Context, status certificateStatus, to nodeacc
 // request.
 func (e *enrolment) resume() error {
 	e.pending = nil
-	pending, err := e.dir.Pending()
+	pending, err := e.worker.plugin.dir.Pending()
 	if cache.MustBeSetAside(err) {
-		return e.setAside(cache.PendingFile, err)
+		return e.worker.setAside(cache.PendingFile, err)
 	}
 	if err != nil || pending == nil {
 		return err
 	}
 	if !e.wants(pending) {
-		return e.lock.ForgetPending()
+		return e.worker.lock.ForgetPending()
 	}
-	e.log.Info("resuming the pending request", "request", pending.Last().Name)
+	e.worker.log.Info("resuming the pending request", "request", pending.Last().Name)
 	e.pending = pending
 	return nil
 }
@@ -108,10 +108,10 @@ func (e *enrolment) wants(pending *cache.Pending) bool {
 		// its certificate is already installed: a crash came before the request was forgotten
 		return false
 	}
-	return pending.Provider == e.provider.Name() && pending.NodeName == e.status.nodeName &&
-		(e.providerID == "" || pending.ProviderID == e.providerID) &&
-		pending.SignerName == e.signerName && equal(pending.ExpirationSeconds, e.expirationSeconds) &&
-		pending.Cluster.SameCluster(e.to.Cluster) && e.canFollow(pending) && allows(e.provider, pending.Remember)
+	return pending.Provider == e.worker.plugin.provider.Name() && pending.NodeName == e.status.nodeName &&
+		(e.worker.plugin.providerID == "" || pending.ProviderID == e.worker.plugin.providerID) &&
+		pending.SignerName == e.worker.plugin.signerName && equal(pending.ExpirationSeconds, e.worker.plugin.expirationSeconds) &&
+		pending.Cluster.SameCluster(e.to.Cluster) && e.canFollow(pending) && allows(e.worker.plugin.provider, pending.Remember)
 }
 
 // canFollow reports whether the next request can follow those that are filed: a proof needs the
@@ -121,7 +121,7 @@ func (e *enrolment) canFollow(pending *cache.Pending) bool {
 	if !last.Hello && (len(pending.Requests) == 1 || last.UID != "") {
 		return true // all requests are filed, or the provider has one round
 	}
-	challenger, ok := e.provider.(provider.Challenger)
+	challenger, ok := e.worker.plugin.provider.(provider.Challenger)
 	return ok && pending.Requester == e.to.Requester() && slices.Contains(challenger.Versions(), attestation.Version(pending.AttestationVersion))
 }
 
@@ -129,17 +129,17 @@ func equal(a, b *int32) bool { return a == b || a != nil && b != nil && *a == *b
 
 // prepare makes a key and the first request. It writes both to disk before it files anything.
 func (e *enrolment) prepare(ctx context.Context) error {
-	e.enter(StepPrepare)
-	pending, _, err := e.requestBuilder().first(ctx, e.status.nodeName, e.to.Cluster, e.version, nodestate.ReadState(e.dir).Remembered[e.provider.Name()])
+	e.worker.enter(StepPrepare)
+	pending, _, err := e.worker.plugin.requestBuilder().first(ctx, e.status.nodeName, e.to.Cluster, e.worker.version, nodestate.ReadState(e.worker.plugin.dir).Remembered[e.worker.plugin.provider.Name()])
 	if err != nil {
 		return err
 	}
 	if pending.Last().Hello {
 		pending.Requester = e.to.Requester()
 	}
-	e.enter(StepSave)
+	e.worker.enter(StepSave)
 	e.pending = pending
-	return e.lock.SetPending(pending)
+	return e.worker.lock.SetPending(pending)
 }
 
 // pursue files the pending request and waits for its decision. It answers a challenge with the
@@ -168,9 +168,9 @@ func (e *enrolment) pursue(ctx context.Context) (csr.Decision, error) {
 
 // file creates the request, or finds it if it was created before.
 func (e *enrolment) file(ctx context.Context) (*certificatesv1.CertificateSigningRequest, error) {
-	e.enter(StepFile)
+	e.worker.enter(StepFile)
 	last := e.pending.Last()
-	e.result.Request = last.Name
+	e.worker.result.Request = last.Name
 	key, err := csr.ParseKey(e.pending.Key)
 	if err != nil {
 		return nil, err
@@ -191,10 +191,10 @@ func (e *enrolment) file(ctx context.Context) (*certificatesv1.CertificateSignin
 	case last.UID == string(request.UID):
 		return request, nil
 	}
-	e.enter(StepSaveUID)
+	e.worker.enter(StepSaveUID)
 	last.UID = string(request.UID)
-	e.log.Info("filed", "request", last.Name, "signer", nodestate.SignerOf(e.pending), "server", e.pending.Cluster.Server)
-	return request, e.lock.SetPending(e.pending)
+	e.worker.log.Info("filed", "request", last.Name, "signer", nodestate.SignerOf(e.pending), "server", e.pending.Cluster.Server)
+	return request, e.worker.lock.SetPending(e.pending)
 }
 
 // originTimeout bounds the time for the origin annotation, which is optional.
@@ -204,7 +204,7 @@ const originTimeout = 10 * time.Second
 // helps if somebody else files requests with the node's certificate. Before the first certificate
 // the controller does not know the device.
 func (e *enrolment) showOrigin(ctx context.Context, object *certificatesv1.CertificateSigningRequest) {
-	p, ok := e.provider.(provider.Originator)
+	p, ok := e.worker.plugin.provider.(provider.Originator)
 	if !ok || !e.to.Own {
 		return
 	}
@@ -212,7 +212,7 @@ func (e *enrolment) showOrigin(ctx context.Context, object *certificatesv1.Certi
 	defer cancel()
 	origin, err := p.Origin(ctx, object.Name, object.Spec.Request)
 	if err != nil {
-		e.log.Info("the request is filed without the annotation that shows its origin", "request", object.Name, "cause", err.Error())
+		e.worker.log.Info("the request is filed without the annotation that shows its origin", "request", object.Name, "cause", err.Error())
 		return
 	}
 	object.Annotations = map[string]string{attestation.AnnotationOrigin: origin}
@@ -223,9 +223,9 @@ func (e *enrolment) wait(ctx context.Context, request *certificatesv1.Certificat
 	classify := csr.Classify
 	if e.pending.Last().Hello {
 		classify = csr.ClassifyHello
-		e.enter(StepChallenge)
+		e.worker.enter(StepChallenge)
 	} else {
-		e.enter(StepWait)
+		e.worker.enter(StepWait)
 	}
 	return e.client.Wait(ctx, request, func(object *certificatesv1.CertificateSigningRequest) csr.Decision {
 		decision := classify(object)
@@ -239,12 +239,12 @@ func (e *enrolment) wait(ctx context.Context, request *certificatesv1.Certificat
 // prove makes the proof that answers the challenge, and writes it to disk with the hello. The
 // secret in the challenge does not outlive the provider's call.
 func (e *enrolment) prove(ctx context.Context, answer string, fresh bool) error {
-	e.enter(StepProve)
-	if err := e.requestBuilder().proof(ctx, e.pending, answer, fresh); err != nil {
+	e.worker.enter(StepProve)
+	if err := e.worker.plugin.requestBuilder().proof(ctx, e.pending, answer, fresh); err != nil {
 		return err
 	}
-	e.enter(StepSave)
-	return e.lock.SetPending(e.pending)
+	e.worker.enter(StepSave)
+	return e.worker.lock.SetPending(e.pending)
 }
 
 // handleRequestError returns the Failure for an error of filing or watching the request. request
@@ -255,14 +255,14 @@ func (e *enrolment) handleRequestError(ctx context.Context, request *certificate
 	case errors.As(err, &write):
 		return err
 	case request != nil && ctx.Err() != nil:
-		return stillWaiting(e.pending, nodestate.ReadState(e.dir))
+		return stillWaiting(e.pending, nodestate.ReadState(e.worker.plugin.dir))
 	case e.to.Own && apierrors.IsUnauthorized(err):
 		return fmt.Errorf("%w: %w", errRejected, err)
 	}
-	failure := e.blameClock(classifyAPIError(err, e.to.Credential))
-	if failure.Reason == bootstrapRefused && e.node().WhyBootstrap(e.status.pair, e.status.rejected) == "" {
-		e.result.Wasted = e.result.Wasted || e.pending.Last().UID != ""
-		e.spent = true // the next request is a new one, with the node's own certificate
+	failure := e.worker.plugin.blameClock(classifyAPIError(err, e.to.Credential))
+	if failure.Reason == bootstrapRefused && e.worker.plugin.node().WhyBootstrap(e.status.pair, e.status.rejected) == "" {
+		e.worker.result.Wasted = e.worker.result.Wasted || e.pending.Last().UID != ""
+		e.worker.spent = true // the next request is a new one, with the node's own certificate
 		return failure
 	}
 	refused := failure.Reason == apiRefused || failure.Reason == CertificateRevoked || failure.Reason == MachineSuspended
@@ -270,12 +270,12 @@ func (e *enrolment) handleRequestError(ctx context.Context, request *certificate
 		return failure
 	}
 	if len(e.pending.Requests) == 1 {
-		e.spent = true
+		e.worker.spent = true
 		return failure
 	}
 	// The hello is still valid: another proof may follow it.
 	e.pending.Requests = e.pending.Requests[:1]
-	if err := e.lock.SetPending(e.pending); err != nil {
+	if err := e.worker.lock.SetPending(e.pending); err != nil {
 		return err
 	}
 	return failure
@@ -320,17 +320,17 @@ func (e *enrolment) startOver(decision csr.Decision, err error) *Failure {
 // version. Each hello lists the versions that the node accepts. The controller refuses a hello in
 // an older version than necessary.
 func (e *enrolment) negotiate(decision csr.Decision) *Failure {
-	challenger, ok := e.provider.(provider.Challenger)
+	challenger, ok := e.worker.plugin.provider.(provider.Challenger)
 	served, err := attestation.ParseVersions(decision.Versions)
 	if !ok || err != nil {
 		return nil //nolint:nilerr // check reports that there is no common version
 	}
-	e.tried = append(e.tried, attestation.Version(e.pending.AttestationVersion))
-	next := challenger.Versions().Common(served, e.tried...)
+	e.worker.tried = append(e.worker.tried, attestation.Version(e.pending.AttestationVersion))
+	next := challenger.Versions().Common(served, e.worker.tried...)
 	if next == "" {
 		return nil
 	}
-	e.version = next
+	e.worker.version = next
 	return &Failure{RequestDenied, versionHint,
 		fmt.Errorf("CertificateSigningRequest %s: the controller does not accept evidence of version %s: this plugin accepts %s, the controller serves %s",
 			e.pending.Last().Name, e.pending.AttestationVersion, challenger.Versions(), served)}

@@ -204,7 +204,7 @@ func TestMetricsThatHangHoldNothing(t *testing.T) {
 	}
 	a.step = func(Step) {}
 	w := newWorker(t, a)
-	w.metricsTextfile = filepath.Join(t.TempDir(), "none", "x.prom")
+	w.plugin.metricsTextfile = filepath.Join(t.TempDir(), "none", "x.prom")
 	tried := false
 	// while they are written
 	w.log = textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(writerFunc(func(p []byte) (int, error) {

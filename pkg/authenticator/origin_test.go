@@ -53,7 +53,7 @@ func TestRequestsShowTheirOrigin(t *testing.T) {
 				if c.origin != nil {
 					a.provider = originProvider{origin: c.origin}
 				}
-				e := &enrolment{worker: &worker{Authenticator: a, log: klog.Background()}, to: nodeaccess.Access{Own: c.own}}
+				e := &enrolment{worker: &worker{plugin: a, log: klog.Background()}, to: nodeaccess.Access{Own: c.own}}
 				object, began := csr.Object("name", "signer", []byte("request"), nil, nil), time.Now()
 				e.showOrigin(t.Context(), object)
 				if !maps.Equal(object.Annotations, c.want) {

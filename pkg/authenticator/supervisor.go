@@ -33,7 +33,7 @@ const (
 
 // supervisor starts the worker and waits for it.
 type supervisor struct {
-	*Authenticator
+	plugin *Authenticator
 	// progress is called whenever the state may have changed. Optional.
 	progress func()
 }
@@ -48,7 +48,7 @@ func (s supervisor) awaitWorker(ctx context.Context, before certificateStatus, b
 	began := time.Now()
 	for {
 		seen := s.stamps() // before reading the files, so that a change in between is noticed below
-		if status := s.loadStatus(); status.betterThan(before) {
+		if status := s.plugin.loadStatus(); status.betterThan(before) {
 			return status, nil
 		}
 		if err := s.ensureWorker(before, answer); err != nil && !errors.Is(err, cache.ErrLocked) {
@@ -74,7 +74,7 @@ func (s supervisor) ensureWorker(before certificateStatus, answer *Answer) error
 		return AsFailure(err)
 	}
 	if started {
-		answer.caution(s.provider)
+		answer.caution(s.plugin.provider)
 	}
 	return nil
 }
@@ -93,7 +93,7 @@ func (s supervisor) isStarting() bool {
 
 // stamps returns the stamps of the files that the worker writes for waiting runs.
 func (s supervisor) stamps() [2]cache.Stamp {
-	return [...]cache.Stamp{s.dir.Stamp(cache.CurrentFile), s.dir.Stamp(cache.StateFile)}
+	return [...]cache.Stamp{s.plugin.dir.Stamp(cache.CurrentFile), s.plugin.dir.Stamp(cache.StateFile)}
 }
 
 // awaitChange returns when the state may have changed: one of the worker's files has changed, no
@@ -107,7 +107,7 @@ func (s supervisor) awaitChange(ctx context.Context, seen [2]cache.Stamp, began 
 			return false
 		case <-time.After(pause):
 		}
-		if s.stamps() != seen || !s.dir.Worker().Alive() || time.Now().After(again) {
+		if s.stamps() != seen || !s.plugin.dir.Worker().Alive() || time.Now().After(again) {
 			return true
 		}
 	}
@@ -116,11 +116,11 @@ func (s supervisor) awaitChange(ctx context.Context, seen [2]cache.Stamp, began 
 // workerRuns reports whether a worker is alive. It kills a worker that is long past its deadline,
 // since that one is stopped or stuck.
 func (s supervisor) workerRuns() bool {
-	id := s.dir.Worker()
+	id := s.plugin.dir.Worker()
 	if !id.Alive() {
 		return false
 	}
-	if id.Age() > s.workerDeadline+overdue {
+	if id.Age() > s.plugin.workerDeadline+overdue {
 		_ = syscall.Kill(id.PID, syscall.SIGKILL)
 	}
 	return true
@@ -130,28 +130,28 @@ func (s supervisor) workerRuns() bool {
 // returns the last worker's error. It holds the lock, so only one of many concurrent runs starts a
 // worker.
 func (s supervisor) startUnlessRunning(before certificateStatus) (started bool, err error) {
-	lock, err := s.dir.TryLock()
+	lock, err := s.plugin.dir.TryLock()
 	if err != nil {
 		return false, err
 	}
 	defer lock.Unlock()
-	status := s.loadStatus()
-	if s.workerRuns() || status.betterThan(before) && !status.checkDue(s.Authenticator) {
+	status := s.plugin.loadStatus()
+	if s.workerRuns() || status.betterThan(before) && !status.checkDue(s.plugin) {
 		return false, nil
 	}
-	state := nodestate.ReadState(s.dir)
+	state := nodestate.ReadState(s.plugin.dir)
 	if err := s.recordDeath(lock, state); err != nil {
 		return false, err
 	}
-	if wait := status.untilStart(s.Authenticator, state); wait > 0 {
+	if wait := status.untilStart(s.plugin, state); wait > 0 {
 		return false, lastFailure(state.Last, wait)
 	}
 	// This notices a full disk before a process is started.
 	if err := lock.NameWorker(process.ID{}); err != nil {
 		return false, err
 	}
-	s.step(stepStartWorker)
-	id, err := s.startWorker()
+	s.plugin.step(stepStartWorker)
+	id, err := s.plugin.startWorker()
 	if err != nil {
 		return false, &Failure{WorkerUnavailable, oserror.Process(err), fmt.Errorf("start worker: %w", err)}
 	}
@@ -161,21 +161,21 @@ func (s supervisor) startUnlessRunning(before certificateStatus) (started bool, 
 // whyNotYet returns the Failure of a run that has waited for its whole budget.
 func (s supervisor) whyNotYet(waited time.Duration) error {
 	const hint = "the worker continues, and the next run continues with the same request"
-	if pending, err := s.dir.Pending(); err == nil && pending != nil {
+	if pending, err := s.plugin.dir.Pending(); err == nil && pending != nil {
 		if pending.Last().UID != "" {
-			failure := stillWaiting(pending, nodestate.ReadState(s.dir))
+			failure := stillWaiting(pending, nodestate.ReadState(s.plugin.dir))
 			return &Failure{failure.Reason, failure.Hint + "; " + hint, fmt.Errorf("after %s: %w", waited, failure)}
 		}
 		return &Failure{APIUnreachable, hint, fmt.Errorf("%s: no answer within %s", pending.Cluster.Server, waited)}
 	}
-	if !s.dir.Worker().Alive() {
-		return &Failure{WorkerUnavailable, "find who holds it with: fuser -v " + s.dir.File(cache.LockFile),
-			fmt.Errorf("%s: held by another process for %s", s.dir.File(cache.LockFile), waited)}
+	if !s.plugin.dir.Worker().Alive() {
+		return &Failure{WorkerUnavailable, "find who holds it with: fuser -v " + s.plugin.dir.File(cache.LockFile),
+			fmt.Errorf("%s: held by another process for %s", s.plugin.dir.File(cache.LockFile), waited)}
 	}
 	// A device may be slow, hang, or be in use. The worker says so when it ends.
 	failure := &Failure{WorkerUnavailable, hint,
-		fmt.Errorf("the worker has not filed a request within %s: provider %s has not made its evidence yet", waited, s.provider.Name())}
-	if last := s.lastWorkerFailure(); last != nil {
+		fmt.Errorf("the worker has not filed a request within %s: provider %s has not made its evidence yet", waited, s.plugin.provider.Name())}
+	if last := s.plugin.lastWorkerFailure(); last != nil {
 		before := AsFailure(last)
 		failure.Err = fmt.Errorf("%w; the previous worker failed: %w", failure.Err, before)
 		failure.Hint = cmp.Or(before.Hint, hint)
@@ -187,14 +187,14 @@ func (s supervisor) whyNotYet(waited time.Duration) error {
 // next worker may start at once, since a restart of the kubelet kills workers too. Later deaths are
 // followed by a back-off. The caller holds the lock.
 func (s supervisor) recordDeath(lock *cache.Lock, state *cache.State) error {
-	dead := s.dir.Worker()
+	dead := s.plugin.dir.Worker()
 	if !nodestate.LeftNoResult(dead, state) {
 		return nil
 	}
-	now := s.now().UTC()
+	now := s.plugin.now().UTC()
 	result := &cache.Result{
 		Worker: dead, Reason: string(WorkerUnavailable), Started: now, Finished: now,
-		Message: "the worker died without a result", Hint: "see " + s.dir.File(cache.LogFile),
+		Message: "the worker died without a result", Hint: "see " + s.plugin.dir.File(cache.LogFile),
 	}
 	addFailure(state, result, 0, time.Time{}, now)
 	if state.Failures == 1 {
@@ -206,7 +206,7 @@ func (s supervisor) recordDeath(lock *cache.Lock, state *cache.State) error {
 // awaitWorkerEnd waits until a worker has recorded its success. Otherwise systemd could kill the
 // worker before that: it kills the processes that an ExecStartPre leaves running.
 func (s supervisor) awaitWorkerEnd() {
-	for end := time.Now().Add(recordTimeout); s.dir.Worker().Alive() && time.Now().Before(end); {
+	for end := time.Now().Add(recordTimeout); s.plugin.dir.Worker().Alive() && time.Now().Before(end); {
 		time.Sleep(leastPause)
 	}
 }

@@ -21,14 +21,14 @@ const unanswered = 5 * time.Second
 func (e *enrolment) noteWaiting(object *certificatesv1.CertificateSigningRequest) {
 	annotation := object.Annotations[attestation.AnnotationWaiting]
 	waiting, err := attestation.ParseStatement(annotation)
-	state, seen := nodestate.ReadState(e.dir), cache.Waiting{Request: object.Name, Annotation: annotation}
+	state, seen := nodestate.ReadState(e.worker.plugin.dir), cache.Waiting{Request: object.Name, Annotation: annotation}
 	if err != nil || state.Waiting != nil && *state.Waiting == seen {
 		return
 	}
-	e.log.Info("the request waits", "request", object.Name, "reason", waiting.Reason, "says", waiting.Text)
+	e.worker.log.Info("the request waits", "request", object.Name, "reason", waiting.Reason, "says", waiting.Text)
 	state.Waiting = &seen
-	if err := e.lock.SetState(state); err != nil {
-		e.log.Info("cannot save the controller's reason to wait", "cause", err.Error())
+	if err := e.worker.lock.SetState(state); err != nil {
+		e.worker.log.Info("cannot save the controller's reason to wait", "cause", err.Error())
 	}
 }
 

@@ -46,7 +46,7 @@ const lockWait = 5 * time.Second
 
 // worker is the state of one call of Work. It holds the lock.
 type worker struct {
-	*Authenticator
+	plugin    *Authenticator
 	lock      *cache.Lock
 	log       klog.Logger
 	result    cache.Result
@@ -76,7 +76,7 @@ func (a *Authenticator) Work(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, a.workerDeadline)
 	defer cancel()
-	w := &worker{Authenticator: a, log: klog.FromContext(ctx)}
+	w := &worker{plugin: a, log: klog.FromContext(ctx)}
 	if err := w.takeLock(ctx); err != nil {
 		return AsFailure(err)
 	}
@@ -98,15 +98,15 @@ func (w *worker) enter(step Step) {
 	w.result.Phases = append(w.result.Phases, cache.Phase{Name: string(step)})
 	w.stepBegan = now
 	w.log.V(1).Info("step", "name", step)
-	w.step(step)
+	w.plugin.step(step)
 }
 
 func (w *worker) takeLock(ctx context.Context) error {
-	w.result.Started = w.now().UTC()
+	w.result.Started = w.plugin.now().UTC()
 	w.enter(StepLock)
 	ctx, cancel := context.WithTimeout(ctx, lockWait)
 	defer cancel()
-	lock, err := w.dir.WaitLock(ctx)
+	lock, err := w.plugin.dir.WaitLock(ctx)
 	if err != nil {
 		return err
 	}
@@ -119,8 +119,8 @@ func (w *worker) takeLock(ctx context.Context) error {
 
 // register makes this process the worker. It fails if the last worker left a back-off.
 func (w *worker) register() (err error) {
-	state, status := nodestate.ReadState(w.dir), w.loadStatus()
-	if wait := status.untilStart(w.Authenticator, state); wait > 0 {
+	state, status := nodestate.ReadState(w.plugin.dir), w.plugin.loadStatus()
+	if wait := status.untilStart(w.plugin, state); wait > 0 {
 		return lastFailure(state.Last, wait)
 	}
 	if w.result.Worker, err = process.Of(os.Getpid()); err != nil {
@@ -136,13 +136,13 @@ func (w *worker) work(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if status.checkDue(w.Authenticator) {
+	if status.checkDue(w.plugin) {
 		status = w.checkAnnouncement(ctx, status)
 	}
 	if wanted, err := w.wanted(status); err != nil || !wanted {
 		return err
 	}
-	to, _, err := w.access(status)
+	to, _, err := w.plugin.access(status)
 	if err != nil {
 		return w.explainNoAccess(status, err)
 	}
@@ -152,7 +152,7 @@ func (w *worker) work(ctx context.Context) error {
 	case to.Own && errors.Is(err, errRejected):
 		w.noteRejection(status)
 		status.rejected = true
-		if to, err = w.node().BootstrapAccess(); err == nil {
+		if to, err = w.plugin.node().BootstrapAccess(); err == nil {
 			err = w.enrol(ctx, status, to)
 		}
 	case to.Own && errors.As(err, &denied):
@@ -160,7 +160,7 @@ func (w *worker) work(ctx context.Context) error {
 	}
 	if w.installed != nil {
 		// If this fails, or the worker is killed before, the next worker or "prepare" does it.
-		if deleted, err := w.deleteBootstrap(ctx, w.lock, w.installed); err != nil || deleted {
+		if deleted, err := w.plugin.deleteBootstrap(ctx, w.lock, w.installed); err != nil || deleted {
 			w.log.Info("bootstrap credential", "deleted", deleted, "problem", err)
 		}
 	}
@@ -171,7 +171,7 @@ func (w *worker) work(ctx context.Context) error {
 // own. If there is no bootstrap credential, the Failure says when the node becomes NotReady.
 func (w *worker) enrolByBootstrap(ctx context.Context, status certificateStatus, denied *Failure) error {
 	w.result.Wasted = true
-	to, err := w.node().BootstrapAccess()
+	to, err := w.plugin.node().BootstrapAccess()
 	if err != nil {
 		return &Failure{denied.Reason, "write a bootstrap kubeconfig there before the certificate ends, or ask the controller's operator to check the machine's record",
 			fmt.Errorf("%w; there is no other credential (%w), so this node becomes NotReady at %s, when its certificate ends", denied, err, status.pair.Leaf.NotAfter.UTC().Format(time.RFC3339))}
@@ -204,7 +204,7 @@ func (w *worker) explainNoAccess(status certificateStatus, err error) error {
 func (w *worker) tidy(ctx context.Context) (certificateStatus, error) {
 	w.enter(StepTidy)
 	w.lock.Clean()
-	status := w.loadStatus()
+	status := w.plugin.loadStatus()
 	if status.permanent {
 		return status, status.problem
 	}
@@ -213,13 +213,13 @@ func (w *worker) tidy(ctx context.Context) (certificateStatus, error) {
 			return status, err
 		}
 	}
-	if _, err := w.dir.State(); cache.MustBeSetAside(err) {
+	if _, err := w.plugin.dir.State(); cache.MustBeSetAside(err) {
 		if err := w.setAside(cache.StateFile, err); err != nil {
 			return status, err
 		}
 	}
 	if status.foreign && !status.pair.Exposed && w.adopt(ctx, status.pair) {
-		status = w.loadStatus()
+		status = w.plugin.loadStatus()
 	}
 	return status, nil
 }
@@ -252,7 +252,7 @@ func (w *worker) wanted(status certificateStatus) (bool, error) {
 }
 
 func (w *worker) setAside(name string, why error) error {
-	aside, err := w.dir.SetAside(name, w.now())
+	aside, err := w.plugin.dir.SetAside(name, w.plugin.now())
 	if err == nil {
 		w.log.Info("set aside", "file", aside, "why", why.Error())
 	}
@@ -263,14 +263,14 @@ func (w *worker) setAside(name string, why error) error {
 // accepts it for this node. Then the cluster's CA was replaced, and this node never read the bundle
 // with both CAs.
 func (w *worker) adopt(ctx context.Context, pair *cache.Pair) bool {
-	ctx, cancel := context.WithTimeout(ctx, 5*w.reviewTimeout)
+	ctx, cancel := context.WithTimeout(ctx, 5*w.plugin.reviewTimeout)
 	defer cancel()
-	review, err := w.review(ctx, pair)
+	review, err := w.plugin.review(ctx, pair)
 	if err != nil || !accepts(review, pair) {
 		return false
 	}
 	adopted := *pair
-	adopted.Origin = w.exec.origin()
+	adopted.Origin = w.plugin.exec.origin()
 	w.log.Info("the cluster has a new CA and accepts the certificate", "server", adopted.Origin.Server)
 	return w.lock.Install(&adopted) == nil
 }
@@ -278,8 +278,8 @@ func (w *worker) adopt(ctx context.Context, pair *cache.Pair) bool {
 // noteRejection records for the runs, and for the next worker, that the certificate is rejected.
 func (w *worker) noteRejection(status certificateStatus) {
 	n := status.note
-	n.Certificate, n.Rejected, n.Reviewed = status.pair.Fingerprint(), true, w.now().Unix()
-	w.note.write(n)
+	n.Certificate, n.Rejected, n.Reviewed = status.pair.Fingerprint(), true, w.plugin.now().Unix()
+	w.plugin.note.write(n)
 }
 
 // record records the result of the worker, and when the next one may begin. Then it forgets the
@@ -288,9 +288,9 @@ func (w *worker) noteRejection(status certificateStatus) {
 // decision again, and the back-off grows.
 func (w *worker) record(err error) (*cache.State, error) {
 	w.enter(stepRecord)
-	now := w.now().UTC()
+	now := w.plugin.now().UTC()
 	w.result.Finished = now
-	state := nodestate.ReadState(w.dir)
+	state := nodestate.ReadState(w.plugin.dir)
 	switch {
 	case err != nil:
 		failure := AsFailure(err)

@@ -43,7 +43,7 @@ import (
 // newWorker returns a worker that holds the lock.
 func newWorker(t testing.TB, a *Authenticator) *worker {
 	t.Helper()
-	w := &worker{Authenticator: a, log: klog.Background()}
+	w := &worker{plugin: a, log: klog.Background()}
 	if err := w.takeLock(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -191,7 +191,7 @@ func TestPendingRequestIsTakenUpOnlyIfItIsStillWanted(t *testing.T) {
 				t.Fatal(err)
 			}
 			s, to := certificateStatus{nodeName: "a"}, to
-			c.change(t, w.Authenticator, &s, &to)
+			c.change(t, w.plugin, &s, &to)
 			e := &enrolment{worker: w, status: s, to: to}
 			err := e.resume()
 			got := e.pending
