@@ -109,7 +109,7 @@ func lastWorkerMetrics(text *metricsText, last *cache.Result) {
 	}
 	text.gauge("last_worker_start_timestamp_seconds", "Start of the worker that ended last, 0 if none has.", started)
 	text.gauge("last_worker_end_timestamp_seconds", "End of the worker that ended last, 0 if none has.", finished)
-	text.gauge("last_worker_result", "Result of the worker that ended last: Success, or the reason of docs/exit-codes.md. The value is always 1.", result...)
+	text.gauge("last_worker_result", "Result of the worker that ended last: Success, or the reason of docs/node.md. The value is always 1.", result...)
 	text.gauge("last_worker_phase_duration_seconds", "Time that the worker that ended last spent in each phase.", took...)
 }
 

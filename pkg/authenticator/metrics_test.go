@@ -350,7 +350,7 @@ func TestMetricsCleanUp(t *testing.T) {
 }
 
 // monitoring is the page with the metrics.
-const monitoring = "../../docs/monitoring.md"
+const monitoring = "../../docs/node.md"
 
 // The page has a row for each metric, with its help, and names no other.
 func TestMetricsAreDocumented(t *testing.T) {

@@ -144,7 +144,7 @@ type WorkerOverview struct {
 type LastRunOverview struct {
 	Started  time.Time `json:"started"`
 	Finished time.Time `json:"finished"`
-	// Reason is the name of its failure (docs/exit-codes.md), empty if it succeeded.
+	// Reason is the name of its failure (docs/node.md), empty if it succeeded.
 	Reason  string `json:"reason,omitempty"`
 	Message string `json:"message,omitempty"`
 	Hint    string `json:"hint,omitempty"`

@@ -124,12 +124,12 @@ func TestEveryReasonIsInTheTable(t *testing.T) {
 	}
 }
 
-const exitCodes = "../../docs/exit-codes.md"
+const exitCodes = "../../docs/node.md"
 
-// docs/exit-codes.md is Reasons() for people. To write it: go test ./pkg/authenticator -run
+// docs/node.md is Reasons() for people. To write it: go test ./pkg/authenticator -run
 // ExitCodes -update.
 func TestExitCodesAreDocumented(t *testing.T) {
-	const begin, end = "<!-- table -->\n", "<!-- /table -->\n"
+	const begin, end = "<!-- exit codes -->\n", "<!-- /exit codes -->\n"
 	var table strings.Builder
 	table.WriteString("| code | name | meaning |\n| --- | --- | --- |\n")
 	for _, info := range Reasons() {

@@ -12,7 +12,7 @@ import (
 type Check struct {
 	// Name is stable, since monitoring depends on it.
 	Name string
-	// Looks, Wrong and Remedy are the row of docs/doctor.md.
+	// Looks, Wrong and Remedy are the row of docs/node.md.
 	Looks, Wrong, Remedy string
 
 	run func(context.Context, *examination) checkup.Result

@@ -13,11 +13,11 @@ import (
 
 var update = flag.Bool("update", false, "write what is generated from this package's table into docs/")
 
-const page = "../../docs/doctor.md"
+const page = "../../docs/node.md"
 
-// docs/doctor.md is Checks() for people. To write it: go test ./pkg/doctor -run Documented -update.
+// docs/node.md is Checks() for people. To write it: go test ./pkg/doctor -run Documented -update.
 func TestChecksAreDocumented(t *testing.T) {
-	const begin, end = "<!-- table -->\n", "<!-- /table -->\n"
+	const begin, end = "<!-- checks -->\n", "<!-- /checks -->\n"
 	var table strings.Builder
 	table.WriteString("| check | looks at | what can be wrong | remedy |\n| --- | --- | --- | --- |\n")
 	for _, c := range Checks() {

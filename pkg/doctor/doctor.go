@@ -3,7 +3,7 @@
 // Package doctor examines a node for problems with getting, or using, an attested certificate. It
 // files no request and shows no secret. It changes nothing on disk, except that the provider may
 // create the TPM's lock file and its directory. Without the lock, doctor would disturb a worker.
-// docs/doctor.md has the checks.
+// docs/node.md has the checks.
 package doctor
 
 import (

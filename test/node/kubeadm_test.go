@@ -162,7 +162,7 @@ func (c *computer) mustBecomeReady(t *testing.T) {
 	t.Logf("ready %s later", time.Since(began).Round(100*time.Millisecond))
 }
 
-// Those of the doctor's checks that fail where the kubelet goes past the plugin (docs/doctor.md).
+// Those of the doctor's checks that fail where the kubelet goes past the plugin (docs/node.md).
 var (
 	bootstrapsAround = []string{"kubelet-bootstrap", "kubelet-rotation", "kubelet-kubeconfig"}
 	rotatesAround    = []string{"kubelet-rotation"}

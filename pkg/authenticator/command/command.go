@@ -73,7 +73,7 @@ type invocation struct {
 	output          string
 }
 
-// Run executes a command line and returns the exit code (docs/exit-codes.md). It prints an error on
+// Run executes a command line and returns the exit code (docs/node.md). It prints an error on
 // stderr, once.
 func (p Program) Run(ctx context.Context, with Process) int {
 	return with.Run(ctx, p.invocation(with).root, asFailure)

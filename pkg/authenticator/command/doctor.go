@@ -75,7 +75,7 @@ func (i *invocation) printDoctor(report doctor.Report, format string) error {
 	}
 	if err := report.Checks.Err(); err != nil {
 		return &authenticator.Failure{
-			Reason: authenticator.NodeUnhealthy, Hint: "each check above names its remedy; kubelet-authenticator(8), docs/doctor.md, has all of them", Err: err,
+			Reason: authenticator.NodeUnhealthy, Hint: "each check above names its remedy; kubelet-authenticator(8), docs/node.md, has all of them", Err: err,
 		}
 	}
 	return nil

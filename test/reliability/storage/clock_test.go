@@ -32,7 +32,7 @@ func clocks() map[string]time.Duration {
 	return map[string]time.Duration{"1970": time.Until(time.Unix(0, 0)), "a-year-behind": -year, "ten-years-ahead": 10 * year}
 }
 
-// Exit codes of the plugin: docs/exit-codes.md.
+// Exit codes of the plugin: docs/node.md.
 const (
 	clockIsWrong, apiIsUntrusted = 25, 26
 )
