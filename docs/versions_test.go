@@ -37,12 +37,15 @@ func required(t *testing.T, goMod, module string) string {
 	return found[1]
 }
 
-// versionTables returns the rows of a page's tables without their heads, by the heading above.
+// versionTables returns the rows of the tables in a page's section on versions without their heads,
+// by the heading above.
 func versionTables(t *testing.T, page string) map[string][][]string {
 	t.Helper()
 	tables := map[string][][]string{}
+	_, section, _ := strings.Cut(readFile(t, page), "\n## Versions that work together\n")
+	section, _, _ = strings.Cut(section, "\n## ")
 	heading, body := "", false
-	for line := range strings.Lines(readFile(t, page)) {
+	for line := range strings.Lines(section) {
 		line = strings.TrimSpace(line)
 		switch {
 		case strings.HasPrefix(line, "#"):

@@ -29,7 +29,7 @@ const (
 var (
 	update = flag.Bool("update", false, "write "+golden)
 	// documents name identifiers of the libraries, such as `controller.FromSigner`.
-	documents  = []string{"../providers.md", "../ektrust.md"}
+	documents  = []string{"../providers.md"}
 	identifier = regexp.MustCompile("`(?:\\[\\]|\\*|&)?([a-z]\\w*)\\.([A-Z]\\w*)(?:\\.([A-Z]\\w*))?")
 )
 

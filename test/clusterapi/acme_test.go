@@ -23,7 +23,7 @@ import (
 // platformInterval is how often a platform is asked about all machines, where nothing else is set.
 const platformInterval = 30 * time.Second
 
-// acme is the imaginary platform of docs/ektrust.md, and the controller of its provider.
+// acme is the imaginary platform of docs/providers.md, and the controller of its provider.
 type acme struct {
 	platform.Fleet
 	// program starts the controller with what it needs to know of the platform.
@@ -77,7 +77,7 @@ func onAcme(m *machine) {
 	m.infra.Object["spec"] = map[string]any{"providerID": m.providerID}
 }
 
-// The example in docs/ektrust.md: the platform says whose TPM it is, also of one that it learns of
+// The example in docs/providers.md: the platform says whose TPM it is, also of one that it learns of
 // late. An instance with another TPM is refused.
 func TestAcmePlatform(t *testing.T) {
 	t.Parallel()

@@ -55,10 +55,10 @@ func (f *fleet) serve(ctx context.Context, t *testing.T, versions ...version) {
 	}
 }
 
-// migrate runs the commands of docs/api-versions.md that store all records in a version.
+// migrate runs the commands of docs/versions.md that store all records in a version.
 func (f *fleet) migrate(ctx context.Context, t *testing.T, to string) {
 	t.Helper()
-	document, err := os.ReadFile("../../docs/api-versions.md")
+	document, err := os.ReadFile("../../docs/versions.md")
 	harness.Must(t, err)
 	_, commands, _ := strings.Cut(string(document), "```sh\n")
 	commands, _, _ = strings.Cut(commands, "```")
@@ -69,7 +69,7 @@ func (f *fleet) migrate(ctx context.Context, t *testing.T, to string) {
 	}
 }
 
-// The way from v1alpha1 to v1beta1 in docs/api-versions.md. The controller of v1alpha1 goes on
+// The way from v1alpha1 to v1beta1 in docs/versions.md. The controller of v1alpha1 goes on
 // while both are served, with either as the stored version. Once the commands were run, v1alpha1
 // can go.
 func TestStoredVersionChanges(t *testing.T) {

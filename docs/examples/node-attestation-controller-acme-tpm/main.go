@@ -2,7 +2,7 @@
 
 // node-attestation-controller-acme-tpm is node-attestation-controller for Cluster API on the
 // imaginary platform Acme, which says what TPMs its instances have. Flags and configuration are the
-// shipped program's, with Platform among clusterAPI.ekSources (docs/ektrust.md).
+// shipped program's, with Platform among clusterAPI.ekSources (docs/providers.md).
 package main
 
 import (

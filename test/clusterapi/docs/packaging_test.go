@@ -645,7 +645,7 @@ func infraCluster(t *testing.T, c client.Client, kind string, properties map[str
 
 // What the guide says is shown by a test is, and all that it names are files.
 func TestLinksAndAnchors(t *testing.T) {
-	for _, path := range []string{document, module + "/docs/ektrust.md"} {
+	for _, path := range []string{document, module + "/docs/providers.md"} {
 		text := read(t, path)
 		headings := map[string]bool{}
 		for _, h := range regexp.MustCompile(`(?m)^#+ (.+)$`).FindAllStringSubmatch(text, -1) {
