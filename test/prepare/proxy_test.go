@@ -25,7 +25,7 @@ const (
 	// hiddenServer is the API server under a name that nobody can look up (RFC 6761): only the
 	// proxy knows where it is.
 	hiddenServer = "kubernetes.invalid:6443"
-	// documentedProxy is what docs/integration/confinement.md calls the proxy.
+	// documentedProxy is what docs/integration/without-kubeadm.md calls the proxy.
 	documentedProxy = "http://proxy.example.com:3128"
 )
 
@@ -109,12 +109,19 @@ func newHidden(t *testing.T, name, proxyURL string) usualPlaces {
 	return d
 }
 
+// readConfinement returns the part of the guide about proxies and sandboxes.
+func readConfinement(t *testing.T) string {
+	t.Helper()
+	_, part, _ := strings.Cut(read(t, guides+"without-kubeadm.md"), confinement)
+	return part
+}
+
 // unitEnvironment returns the variables of the documented drop-in, with our proxy in the place of
 // the documented one.
 func unitEnvironment(t *testing.T, proxy *httpProxy) []string {
 	t.Helper()
 	var env []string
-	for line := range strings.Lines(blocks(read(t, guides+"confinement.md"), "ini")[0]) {
+	for line := range strings.Lines(blocks(readConfinement(t), "ini")[0]) {
 		if variable, ok := strings.CutPrefix(strings.TrimSpace(line), "Environment="); ok {
 			env = append(env, strings.Replace(variable, documentedProxy, proxy.url, 1))
 		}
@@ -162,7 +169,7 @@ func TestNoProxy(t *testing.T) {
 // environment.
 func TestProxyOfTheKubeconfig(t *testing.T) {
 	proxy := newHTTPProxy(t)
-	snippet := blocks(read(t, guides+"confinement.md"), "yaml")
+	snippet := blocks(readConfinement(t), "yaml")
 	if len(snippet) != 1 {
 		t.Fatalf("%q", snippet)
 	}
@@ -196,7 +203,7 @@ func TestProxyThatOpensTLS(t *testing.T) {
 }
 
 func TestProxyByHand(t *testing.T) {
-	commands := blocks(read(t, guides+"confinement.md"), "sh")
+	commands := blocks(readConfinement(t), "sh")
 	if len(commands) != 1 {
 		t.Fatalf("%q", commands)
 	}

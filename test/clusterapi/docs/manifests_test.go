@@ -176,7 +176,7 @@ func checkNodeFile(t *testing.T, m manifest, spec *bootstrapv1.KubeadmConfigSpec
 	var c, want authenticator.Config
 	want.ProviderID = hostID
 	// their platform goes by the system UUID
-	if m.where == "kubeadm.md" || m.where == "bootstrap-by-exec.md" {
+	if m.where == "kubeadm.md" {
 		want.ProviderID, want.ProviderIDScheme = "", "metal"
 	}
 	registrations := []bootstrapv1.NodeRegistrationOptions{spec.JoinConfiguration.NodeRegistration}
@@ -192,7 +192,9 @@ func checkNodeFile(t *testing.T, m manifest, spec *bootstrapv1.KubeadmConfigSpec
 	if err != nil || c.Provider != "tpm" || c.ProviderID != want.ProviderID || c.ProviderIDScheme != want.ProviderIDScheme || f.Permissions != "0600" || f.Owner != "root:root" {
 		t.Errorf("%s: %+v %+v %v", m, c, f, err)
 	}
-	if pool := m.kind == "KubeadmConfig" || m.where == "bootstrap-by-exec.md"; (c.BootstrapKubeconfig != "") != pool {
+	// kubeadm.md also has the template of nodes that join by exec
+	byExec := m.where == "kubeadm.md" && spec.JoinConfiguration.Discovery.File.KubeConfigPath != ""
+	if pool := m.kind == "KubeadmConfig" || byExec; (c.BootstrapKubeconfig != "") != pool {
 		t.Errorf("%s: bootstrapKubeconfig is %q", m, c.BootstrapKubeconfig)
 	}
 }

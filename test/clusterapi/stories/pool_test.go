@@ -78,7 +78,7 @@ func (c *cluster) kubectl(t *testing.T, kubeconfig []byte, args ...string) strin
 	return out
 }
 
-// createCredential makes the static credential of docs/integration/bootstrap-by-exec.md, in the
+// createCredential makes the static credential of docs/integration/kubeadm.md, in the
 // Secret of docs/integration/cluster-api.md.
 func (c *cluster) createCredential(t *testing.T) {
 	t.Helper()

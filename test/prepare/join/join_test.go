@@ -69,13 +69,27 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// guide returns the code blocks of a guide, by language.
-func guide(t *testing.T, name string) map[string][]string {
+// The parts of the guides that tests follow.
+const (
+	byExecPart      = "\n## Nodes that join by exec\n"
+	confinementPart = "\n## Confinement and proxies\n"
+)
+
+// guide returns the code blocks of a guide by language: those before a heading, and those after it.
+func guide(t *testing.T, name, heading string) (before, after map[string][]string) {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(module, "docs", "integration", name))
 	harness.Must(t, err)
+	first, second, ok := strings.Cut(string(data), heading)
+	if !ok {
+		t.Fatalf("%s: no %q", name, heading)
+	}
+	return codeBlocks(first), codeBlocks(second)
+}
+
+func codeBlocks(text string) map[string][]string {
 	found := map[string][]string{}
-	for i, part := range strings.Split(string(data), "```") {
+	for i, part := range strings.Split(text, "```") {
 		if i%2 == 1 {
 			language, block, _ := strings.Cut(part, "\n")
 			found[language] = append(found[language], block)
@@ -84,7 +98,7 @@ func guide(t *testing.T, name string) map[string][]string {
 	return found
 }
 
-// byExec is what docs/integration/bootstrap-by-exec.md has one write and type.
+// byExec is what docs/integration/kubeadm.md has one write and type.
 type byExec struct {
 	byAccount, byCertificate                   string // commands
 	bootstrappers, config, discovery, joinFile string
@@ -93,7 +107,7 @@ type byExec struct {
 
 func readByExec(t *testing.T) byExec {
 	t.Helper()
-	found := guide(t, "bootstrap-by-exec.md")
+	_, found := guide(t, "kubeadm.md", byExecPart)
 	texts, commands := found["yaml"], found["sh"]
 	if len(texts) != 5 || len(commands) != 3 {
 		t.Fatalf("%d texts, commands %q", len(texts), commands)

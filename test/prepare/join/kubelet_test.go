@@ -60,7 +60,7 @@ func (c *cluster) bootstrapToken(t *testing.T) []byte {
 
 // A kubelet that nobody but the guide has set up becomes an attested node.
 func TestWithoutKubeadmDocument(t *testing.T) {
-	found := guide(t, "without-kubeadm.md")
+	found, _ := guide(t, "without-kubeadm.md", confinementPart)
 	texts, write := found["yaml"], strings.Fields(found["sh"][0])
 	if len(texts) != 2 || strings.Join(write, " ") != "kubelet-authenticator kubeconfig --write="+kubelet.KubeconfigFile {
 		t.Fatalf("%d texts, %q", len(texts), write)
@@ -90,8 +90,8 @@ func TestWithoutKubeadmDocument(t *testing.T) {
 // prepare and the plugin work in the documented sandbox, in which they could not without its
 // exceptions.
 func TestSandbox(t *testing.T) {
-	snippets := guide(t, "confinement.md")["ini"]
-	config := guide(t, "without-kubeadm.md")["yaml"]
+	own, confined := guide(t, "without-kubeadm.md", confinementPart)
+	snippets, config := confined["ini"], own["yaml"]
 	if len(snippets) != 3 || len(config) != 2 {
 		t.Fatalf("%q %q", snippets, config)
 	}

@@ -53,7 +53,7 @@ makeIPTablesUtilChains: false
 // sandboxes returns the documented sandbox, and what a kubelet needs beside it.
 func sandboxes(t *testing.T) (plugin, kubelet string) {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(module, "docs", "integration", "confinement.md"))
+	data, err := os.ReadFile(filepath.Join(module, "docs", "integration", "without-kubeadm.md"))
 	harness.Must(t, err)
 	var found []string
 	for i, part := range strings.Split(string(data), "```") {
