@@ -91,7 +91,7 @@ func TestConfigurationIsDocumented(t *testing.T) {
 		if name == "" {
 			continue // kind and version
 		}
-		row := regexp.MustCompile("(?m)^\\| `" + name + "` \\| `--([a-z-]+)` \\| (.*?) \\|").FindStringSubmatch(table)
+		row := regexp.MustCompile("(?m)^\\| `" + name + "`, `--([a-z-]+)` \\| [a-z ]+ \\| (.*?) \\|").FindStringSubmatch(table)
 		if row == nil {
 			t.Errorf("%s has no row", name)
 			continue

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -10,38 +11,63 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// configPage is the page of a configuration file.
+const tableBegin, tableEnd = "<!-- table -->\n", "<!-- /table -->"
+
+// tableRow is a row of a configuration page up to its type: a field, and what else is in that cell.
+var tableRow = regexp.MustCompile("(?m)^(\\| `([^`]+)`[^|]* \\| )[^|]*\\|")
+
+// configPage is the page of a configuration file. Its table is written by hand, except for the
+// types.
 type configPage struct {
-	title, version string
-	// guide is the document that says how to use it, and folder the package with its types.
+	// guide is the page, and folder the package with the types.
 	guide, folder string
 	// defaults is the configuration with the defaults.
 	defaults reflect.Value
 }
 
+// render returns the page with the types of all fields.
 func (c configPage) render(repository string) (string, error) {
 	comments, err := readComments(filepath.Join(repository, c.folder))
 	if err != nil {
 		return "", err
 	}
-	introduction := fmt.Sprintf("Of version `%s`. [%s](../%s) says how to use it, and which fields are required.", c.version, c.guide, c.guide)
-	table := configTable{page: newPage(c.folder, c.title, introduction, "Field", "Type", "Default", "Description"), comments: comments}
-	err = table.fields("", c.defaults)
-	return table.String(), err
+	types := fieldTypes{kinds: map[string]string{}, comments: comments}
+	if err := types.add("", c.defaults); err != nil {
+		return "", err
+	}
+	data, err := os.ReadFile(filepath.Join(repository, c.guide))
+	if err != nil {
+		return "", err
+	}
+	before, rest, ok := strings.Cut(string(data), tableBegin)
+	table, after, ok2 := strings.Cut(rest, tableEnd)
+	if !ok || !ok2 {
+		return "", fmt.Errorf("%s has no table", c.guide)
+	}
+	table = tableRow.ReplaceAllStringFunc(table, func(row string) string {
+		m := tableRow.FindStringSubmatch(row)
+		if types.kinds[m[2]] == "" {
+			err = errors.Join(err, fmt.Errorf("%s: there is no field %s", c.guide, m[2]))
+		}
+		return m[1] + types.kinds[m[2]] + " |"
+	})
+	return before + tableBegin + table + tableEnd + after, err
 }
 
-// configTable has a row for each field of a configuration.
-type configTable struct {
-	*page
+// fieldTypes has the type of each field of a configuration, by its path.
+type fieldTypes struct {
+	kinds    map[string]string
 	comments comments
 }
 
-func (t configTable) fields(prefix string, value reflect.Value) error {
+// add adds the fields of a struct. Each needs a comment.
+func (t fieldTypes) add(prefix string, value reflect.Value) error {
 	for i := range value.NumField() {
 		field := value.Type().Field(i)
 		if field.Anonymous { // apiVersion and kind
@@ -56,9 +82,9 @@ func (t configTable) fields(prefix string, value reflect.Value) error {
 		if comment == "" {
 			return fmt.Errorf("%s.%s has no comment", value.Type(), field.Name)
 		}
-		t.row(code(prefix+name), kind, defaultOf(value.Field(i)), comment)
+		t.kinds[prefix+name] = kind
 		if inner.IsValid() {
-			if err := t.fields(prefix+name+suffix+".", inner); err != nil {
+			if err := t.add(prefix+name+suffix+".", inner); err != nil {
 				return err
 			}
 		}
@@ -92,30 +118,6 @@ func structIn(value reflect.Value) (inner reflect.Value, kind, suffix string) {
 		return value, "object", ""
 	}
 	return reflect.Value{}, goType.Kind().String(), ""
-}
-
-// wholeUnits shortens a duration, such as "168h0m0s".
-var wholeUnits = strings.NewReplacer("h0m0s ", "h", "m0s ", "m", " ", "")
-
-// defaultOf returns the default, nothing for a field without one and for objects.
-func defaultOf(value reflect.Value) string {
-	if value.Kind() == reflect.Bool {
-		return code(fmt.Sprint(value.Bool()))
-	}
-	if value.IsZero() {
-		return ""
-	}
-	switch v := value.Interface().(type) {
-	case metav1.Duration:
-		return code(wholeUnits.Replace(v.Duration.String() + " "))
-	case fmt.Stringer:
-		return code(v.String())
-	}
-	switch value.Kind() {
-	case reflect.Struct, reflect.Pointer, reflect.Slice, reflect.Map:
-		return ""
-	}
-	return code(fmt.Sprint(value.Interface()))
 }
 
 // comments are those of types, and of fields behind the type's name and a dot.

@@ -34,20 +34,28 @@ type schema struct {
 	} `json:"x-kubernetes-validations"`
 }
 
-// renderCRDs adds the pages of a file's CRDs.
-func renderCRDs(path string, pages map[string]string) error {
+const (
+	objectsPage  = "objects.md"
+	objectsBegin = "<!-- Made by `make generate` from pkg/controller/api/v1alpha1. -->\n\n# Fields of the API objects\n\n" +
+		"For operators and authors of tools who read or write the project's objects: each field, its type and its limits.\n" +
+		"A field in bold is required, in the object that has it.\n"
+)
+
+// renderCRDs returns a section for each CRD of a file.
+func renderCRDs(path string) (string, error) {
 	data, err := os.ReadFile(path) //nolint:gosec // G703: the command line names the CRD
 	if err != nil {
-		return err
+		return "", err
 	}
+	var sections strings.Builder
 	for document := range strings.SplitSeq(string(data), "\n---\n") {
-		name, content, err := renderCRD([]byte(document))
+		section, err := renderCRD([]byte(document))
 		if err != nil {
-			return err
+			return "", err
 		}
-		pages[name] = content
+		sections.WriteString("\n" + section)
 	}
-	return nil
+	return sections.String(), nil
 }
 
 // guides are the pages that say how to use a kind.
@@ -58,14 +66,13 @@ var guides = map[string]string{
 	"RevocationSlice": "[permissions.md](../permissions.md#revocation) says who may write what.",
 }
 
-// renderCRD returns the page of a CRD with one version, and the page's file name.
-func renderCRD(data []byte) (name, content string, err error) {
+// renderCRD returns the section of a CRD with one version.
+func renderCRD(data []byte) (string, error) {
 	var crd struct {
 		Spec struct {
 			Group string `json:"group"`
 			Names struct {
-				Kind     string `json:"kind"`
-				Singular string `json:"singular"`
+				Kind string `json:"kind"`
 			} `json:"names"`
 			Versions []struct {
 				Name   string `json:"name"`
@@ -76,23 +83,23 @@ func renderCRD(data []byte) (name, content string, err error) {
 		} `json:"spec"`
 	}
 	if err := yaml.Unmarshal(data, &crd); err != nil {
-		return "", "", err
+		return "", err
 	}
 	guide := guides[crd.Spec.Names.Kind]
 	if len(crd.Spec.Versions) != 1 || guide == "" {
-		return "", "", errors.New("this page is for one version of a kind that has a guide")
+		return "", errors.New("this section is for one version of a kind that has a guide")
 	}
 	version := crd.Spec.Versions[0]
 	root := version.Schema.Root
-	introduction := fmt.Sprintf("%s\n\nOf version `%s/%s`. %s A field in bold is required, in the object that has it.",
+	introduction := fmt.Sprintf("%s\n\nOf version `%s/%s`. %s",
 		root.Description, crd.Spec.Group, version.Name, guide)
-	p := newPage("pkg/controller/api/"+version.Name, "Fields of "+crd.Spec.Names.Kind, introduction, "Field", "Type", "Limits", "Description")
+	p := newSection(crd.Spec.Names.Kind, introduction, "Field", "Type", "Limits", "Description")
 	for _, name := range []string{"spec", "status"} {
 		if part, there := root.Properties[name]; there {
 			p.schemaRows(name, part, slices.Contains(root.Required, name))
 		}
 	}
-	return crd.Spec.Names.Singular + ".md", p.String(), nil
+	return p.String(), nil
 }
 
 // schemaRows adds the rows of a property and of what is in it.

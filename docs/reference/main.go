@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command reference writes generated files into a folder: the reference pages of the CRDs and of
-// both configuration files, two man pages, the schema of the Helm chart's values, the chart's
+// Command reference writes generated files into a folder: the reference of the CRDs, the
+// types in the tables of both configuration pages, two man pages, the schema of the Helm chart's values, the chart's
 // README, and the admission policies that the controller fills. `make generate` runs it.
 //
-// Fields and descriptions are those of the Go types and their comments, defaults those of the
-// programs. The limits of records are the CRD's, which is made from the same types.
+// Fields and types are those of the Go types, descriptions their comments. The limits of records are the CRD's, which is made from the same types.
 package main
 
 import (
@@ -63,14 +62,8 @@ func write(repository, folder string, crds []string) error {
 func makePages(repository string, crds ...string) (map[string]string, error) {
 	pages := map[string]string{}
 	for name, page := range map[string]configPage{
-		"controller-configuration.md": {
-			title: "Fields of NodeAttestationControllerConfiguration", guide: "controller-configuration.md", folder: "pkg/controller/config",
-			version: config.APIVersion, defaults: reflect.ValueOf(config.Default()),
-		},
-		"plugin-configuration.md": {
-			title: "Fields of KubeletAuthenticatorConfiguration", guide: "configuration.md", folder: "pkg/authenticator",
-			version: "authenticator.cluster.x-k8s.io/v1alpha1", defaults: reflect.ValueOf(authenticator.DefaultConfig()),
-		},
+		"controller-configuration.md": {guide: "docs/controller-configuration.md", folder: "pkg/controller/config", defaults: reflect.ValueOf(config.Default())},
+		"configuration.md":            {guide: "docs/configuration.md", folder: "pkg/authenticator", defaults: reflect.ValueOf(authenticator.DefaultConfig())},
 	} {
 		content, err := page.render(repository)
 		if err != nil {
@@ -78,10 +71,13 @@ func makePages(repository string, crds ...string) (map[string]string, error) {
 		}
 		pages[name] = content
 	}
+	pages[objectsPage] = objectsBegin
 	for _, crd := range crds {
-		if err := renderCRDs(crd, pages); err != nil {
+		sections, err := renderCRDs(crd)
+		if err != nil {
 			return nil, fmt.Errorf("%s: %w", crd, err)
 		}
+		pages[objectsPage] += sections
 	}
 	return pages, nil
 }

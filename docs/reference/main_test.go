@@ -9,10 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/spf13/pflag"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 const root = "../.."
@@ -27,11 +25,15 @@ func TestPagesAreCurrent(t *testing.T) {
 		t.Fatal(err)
 	}
 	committed, err := filepath.Glob("*.md")
-	if err != nil || len(committed) != len(pages) {
+	if err != nil || !slices.Equal(committed, []string{objectsPage}) || len(pages) != 3 {
 		t.Errorf("%d pages are made, and these are here: %q, %v", len(pages), committed, err)
 	}
 	for name, made := range pages {
-		data, err := os.ReadFile(name)
+		path := name
+		if name != objectsPage {
+			path = filepath.Join("..", name)
+		}
+		data, err := os.ReadFile(path)
 		if err != nil || string(data) != made {
 			t.Errorf("%s is not what is made, %v: run make generate", name, err)
 		}
@@ -139,26 +141,25 @@ func TestRows(t *testing.T) {
 		t.Fatal(err)
 	}
 	for page, rows := range map[string][]string{
-		"nodeattestation.md": {
+		objectsPage: {
 			"| **`spec.machine.source`** | string | 1 to 63 characters, `^[a-z0-9]([-a-z0-9]*[a-z0-9])?$` | Source is the source of machines that knows it, such as inventory. |",
 			"| `status.expires` | time |  | Expires is the end",
 			"| **`status.ekReplaced.eks`** | list of string | 1 to 16 items, each 64 characters, `^[0-9a-f]{64}$` | EKs are",
 			"| **`status.conditions[].status`** | string | `True`, `False`, `Unknown` | status of",
 			"| `spec.akName` | string | 68 to 100 characters, `^(000b[0-9a-f]{64}\\|000c[0-9a-f]{96})$` | AKName is",
+			"| **`spec.mode`** | string | `Immediately`, `AfterRenewal` | Mode is",
+			"| **`spec.ek`** | string | 64 characters, `^[0-9a-f]{64}$` | EK is",
+			"| **`spec.number`** | integer | 1 to 1000, a slice keeps its number | Number is",
 		},
-		"noderevocation.md":  {"| **`spec.mode`** | string | `Immediately`, `AfterRenewal` | Mode is"},
-		"nodesuspension.md":  {"| **`spec.ek`** | string | 64 characters, `^[0-9a-f]{64}$` | EK is"},
-		"revocationslice.md": {"| **`spec.number`** | integer | 1 to 1000, a slice keeps its number | Number is"},
 		"controller-configuration.md": {
-			"| `rates.perMachine.every` | duration | `10s` | Every is the time between two, 1h or less.",
-			"| `leaderElection.enabled` | bool | `true` | Enabled lets",
-			"| `clusterAPI.ekSources` | list of string |  | EKSources name",
-			"| `signers[].name` | string |  | Name is the signer's",
-			"| `tpm.pcrs.values` | map of list of string |  | Values are",
+			"| `rates.perMachine.every` | duration | `10s` | ",
+			"| `leaderElection.enabled` | bool | `true` | ",
+			"| `clusterAPI.ekSources` | list of string | ",
+			"| `signers[].name` | string | ",
+			"| `tpm.pcrs.values` | map of list of string | ",
 		},
-		"plugin-configuration.md": {
-			"| `prepareWait` | duration | `3m30s` | PrepareWait is",
-			"as &lt;scheme>://&lt;uuid>,",
+		"configuration.md": {
+			"| `prepareWait`, `--prepare-wait` | duration | `3m30s` | ",
 		},
 	} {
 		lines := strings.Split(pages[page], "\n")
@@ -182,16 +183,5 @@ func TestEachFieldHasAComment(t *testing.T) {
 	page.folder = "docs/reference/none"
 	if _, err := page.render(root); err == nil {
 		t.Error("a folder without types has a page")
-	}
-}
-
-func TestDurations(t *testing.T) {
-	for duration, want := range map[time.Duration]string{
-		0: "", 10 * time.Minute: "`10m`", 168 * time.Hour: "`168h`", 90 * time.Second: "`1m30s`", 10 * time.Second: "`10s`", 100 * time.Millisecond: "`100ms`",
-		time.Hour + 20*time.Minute: "`1h20m`",
-	} {
-		if got := defaultOf(reflect.ValueOf(metav1.Duration{Duration: duration})); got != want {
-			t.Errorf("%s: %s", duration, got)
-		}
 	}
 }

@@ -7,12 +7,12 @@ import (
 	"strings"
 )
 
-// page is a document with one table.
+// page is a document or a section with one table.
 type page struct{ lines []string }
 
-// newPage begins a page, which is made from a source.
-func newPage(source, title, introduction string, columns ...string) *page {
-	p := &page{[]string{"<!-- Made by `make generate` from " + source + ". -->", "", "# " + title, "", introduction, ""}}
+// newSection begins a section with a title.
+func newSection(title, introduction string, columns ...string) *page {
+	p := &page{[]string{"## " + title, "", introduction, ""}}
 	p.row(columns...)
 	p.row(slices.Repeat([]string{"---"}, len(columns))...)
 	return p

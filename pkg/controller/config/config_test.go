@@ -448,7 +448,7 @@ func TestConfigurationIsDocumented(t *testing.T) {
 				walk(name+".", field)
 				continue
 			}
-			row := regexp.MustCompile("(?m)^\\| `" + regexp.QuoteMeta(name) + "` \\| (.*?) \\|").FindStringSubmatch(table)
+			row := regexp.MustCompile("(?m)^\\| `" + regexp.QuoteMeta(name) + "` \\| [a-z0-9 ]+ \\| (.*?) \\|").FindStringSubmatch(table)
 			if row == nil {
 				t.Errorf("%s has no row", name)
 				continue
