@@ -69,7 +69,7 @@ var metricName = regexp.MustCompile(`\b(node_attestation|kubelet_authenticator)_
 func metrics(t *testing.T) map[string]bool {
 	t.Helper()
 	names := map[string]bool{}
-	for _, page := range []string{"docs/node.md", "docs/controller-monitoring.md"} {
+	for _, page := range []string{"docs/node.md", "docs/runbooks.md"} {
 		for _, row := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\|").FindAllStringSubmatch(read(t, filepath.Join(root, page)), -1) {
 			names[row[1]] = true
 		}

@@ -53,7 +53,7 @@ func (s labelsOf) await(t *testing.T, l *live, names ...string) {
 }
 
 // A running controller serves each metric and label that the rules, the dashboard and
-// docs/controller-monitoring.md use. It runs in audit mode, then as approver alone, then it
+// docs/runbooks.md use. It runs in audit mode, then as approver alone, then it
 // enforces and revokes.
 func TestMetricsAreServed(t *testing.T) {
 	t.Parallel()
@@ -99,11 +99,11 @@ var (
 	documentedName = regexp.MustCompile("`(\\w+)`")
 )
 
-// areDocumented compares with the table of docs/controller-monitoring.md. Each metric has the label
+// areDocumented compares with the table of docs/runbooks.md. Each metric has the label
 // cluster, unless its row says "no cluster".
 func (s labelsOf) areDocumented(t *testing.T) {
 	t.Helper()
-	content, err := os.ReadFile("../../docs/controller-monitoring.md")
+	content, err := os.ReadFile("../../docs/runbooks.md")
 	harness.Must(t, err)
 	rows := documentedRow.FindAllStringSubmatch(string(content), -1)
 	if len(rows) != len(s) {

@@ -8,7 +8,7 @@
 // A Log passes records to a sink: a file. It never delays a decision: records that the sink cannot
 // accept are dropped and counted.
 //
-// docs/decision-record.md describes each field of both. docs/decision-record.schema.json and
+// docs/records.md describes each field of both. docs/decision-record.schema.json and
 // docs/revocation-record.schema.json are their JSON Schemas. All are generated from record.go and
 // revocation.go.
 package decisionlog

@@ -30,7 +30,7 @@ var update = flag.Bool("update", false, "write the schema, the table of fields a
 
 const (
 	docs      = "../../../docs/"
-	page      = docs + "decision-record.md"
+	page      = docs + "records.md"
 	tableHead = "| Field | Present | What it is |\n| --- | --- | --- |\n"
 )
 

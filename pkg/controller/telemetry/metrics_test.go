@@ -28,7 +28,7 @@ import (
 )
 
 // monitoring is the page with the metrics.
-const monitoring = "../../../docs/controller-monitoring.md"
+const monitoring = "../../../docs/runbooks.md"
 
 // all are registered once in a process.
 var all = sync.OnceValues(func() (*ClusterMetrics, *Metrics) {
