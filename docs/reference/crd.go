@@ -118,8 +118,20 @@ func (p *page) schemaRows(name string, s schema, required bool) {
 	}
 	p.row(shown, kind, limitsOf(s), s.Description)
 	for _, field := range slices.Sorted(maps.Keys(of.Properties)) {
-		p.schemaRows(name+"."+field, of.Properties[field], slices.Contains(of.Required, field))
+		property := of.Properties[field]
+		if strings.HasSuffix(name, "conditions[]") { // Kubernetes' own type has long descriptions
+			property.Description = firstSentence(property.Description)
+		}
+		p.schemaRows(name+"."+field, property, slices.Contains(of.Required, field))
 	}
+}
+
+func firstSentence(text string) string {
+	text = strings.Join(strings.Fields(text), " ")
+	if sentence, _, more := strings.Cut(text, ". "); more {
+		return sentence + "."
+	}
+	return text
 }
 
 // limitsOf returns what the API server checks of a value.
