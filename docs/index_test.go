@@ -32,7 +32,8 @@ func glob(t *testing.T, pattern string) []string {
 	return found
 }
 
-// docs/README.md lists each page once, with a line that says what it is for.
+// docs/README.md lists each page once, with a line that says what it is for. Each page begins with
+// its reader and task.
 func TestEachPageIsInTheIndex(t *testing.T) {
 	index := readFile(t, "README.md")
 	entries := map[string]int{}
@@ -50,6 +51,12 @@ func TestEachPageIsInTheIndex(t *testing.T) {
 	for _, page := range pages {
 		if entries[page] != 1 {
 			t.Errorf("%s is listed %d times", page, entries[page])
+		}
+	}
+	for _, page := range append(pages, "README.md") {
+		_, text, _ := strings.Cut(readFile(t, page), "\n\n")
+		if !strings.HasPrefix(text, "For ") {
+			t.Errorf("%s does not begin with its reader and task: %.60q", page, text)
 		}
 	}
 	for target := range maps.Keys(entries) {
