@@ -41,7 +41,7 @@ func (c configPage) render(repository string) (string, error) {
 	if err := types.add("", c.defaults); err != nil {
 		return "", err
 	}
-	data, err := os.ReadFile(filepath.Join(repository, c.guide))
+	data, err := os.ReadFile(filepath.Join(repository, c.guide)) //nolint:gosec // G703: the caller names the page
 	if err != nil {
 		return "", err
 	}

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command reference writes generated files into a folder: the reference of the CRDs, the
-// types in the tables of both configuration pages, two man pages, the schema of the Helm chart's values, the chart's
-// README, and the admission policies that the controller fills. `make generate` runs it.
+// Command reference writes generated files into a folder: the reference of the CRDs, the types in
+// the tables of both configuration pages, two man pages, the schema of the Helm chart's values, the
+// chart's README, and the admission policies that the controller fills. `make generate` runs it.
 //
-// Fields and types are those of the Go types, descriptions their comments. The limits of records are the CRD's, which is made from the same types.
+// Fields and types are those of the Go types, and descriptions their comments. The limits of
+// records are the CRD's, which is made from the same types.
 package main
 
 import (

@@ -77,8 +77,8 @@ func onAcme(m *machine) {
 	m.infra.Object["spec"] = map[string]any{"providerID": m.providerID}
 }
 
-// The example in docs/providers.md: the platform says whose TPM it is, also of one that it learns of
-// late. An instance with another TPM is refused.
+// The example in docs/providers.md: the platform says whose TPM it is, also of one that it learns
+// of late. An instance with another TPM is refused.
 func TestAcmePlatform(t *testing.T) {
 	t.Parallel()
 	a := newAcme(t)
