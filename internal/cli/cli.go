@@ -30,7 +30,7 @@ type Process struct {
 	Getenv         func(string) string
 }
 
-// Exit codes that mean the same in all programs. docs/exit-codes.md has those of the plugin. The Go
+// Exit codes that mean the same in all programs. docs/node.md has those of the plugin. The Go
 // runtime uses 2 for a crash.
 const (
 	CodeUnexpected = 1
