@@ -382,7 +382,7 @@ func (a *access) readInventory(ctx context.Context) (*inventory.Inventory, error
 }
 
 func (a *access) parseInventory(ctx context.Context, settings config.Config) (*inventory.Inventory, error) {
-	entries := settings.Inventory.ConfigMaps
+	entries := settings.Inventory.Entries()
 	if len(entries) == 0 {
 		return nil, errNoInventory
 	}
@@ -410,7 +410,7 @@ func (e *examination) checkInventory(ctx context.Context) checkup.Result {
 		return unknown("", "without the configuration it is not known where the inventory is")
 	case settings.ClusterAPI != nil && !slices.Contains(settings.ClusterAPI.EKSources, verifier.EKInventory):
 		return ok("none is configured")
-	case len(settings.Inventory.ConfigMaps) == 0:
+	case len(settings.Inventory.Entries()) == 0:
 		return unknown("see sources-condition", "the inventory is in files of the controller's pod")
 	}
 	machines, err := e.parseInventory(ctx, settings)

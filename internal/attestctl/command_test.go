@@ -531,7 +531,7 @@ const goodConfig = `apiVersion: controller.attestation.cluster.x-k8s.io/v1alpha1
 kind: NodeAttestationControllerConfiguration
 clusterUID: c
 signing: {mode: Sign, secretName: node-attestation-ca}
-inventory: {configMaps: [{name: node-attestation-inventory, key: inventory.yaml}]}
+inventory: {configMap: {name: node-attestation-inventory, key: inventory.yaml}}
 tpm: {pcrs: {bank: sha256, indexes: [0]}}
 `
 
@@ -603,7 +603,7 @@ func twoParts(second string, ek byte) []client.Object {
 	return []client.Object{
 		&corev1.ConfigMap{
 			ObjectMeta: metav1.ObjectMeta{Namespace: defaultNamespace, Name: configMapName},
-			Data: map[string]string{configKey: strings.Replace(goodConfig, "{configMaps: [{name: node-attestation-inventory, key: inventory.yaml}]}",
+			Data: map[string]string{configKey: strings.Replace(goodConfig, "{configMap: {name: node-attestation-inventory, key: inventory.yaml}}",
 				"{configMaps: [{name: node-attestation-inventory, key: inventory.yaml}, {name: second, key: inventory.yaml}]}", 1)},
 		},
 		inventoryOf("- {nodeName: a, eks: [{fingerprint: " + ekOf(1) + "}]}"),

@@ -104,7 +104,7 @@ func (b *bench) inventory(ctx context.Context, machines []*fleet.Machine) (func(
 	if err := os.WriteFile(file, content, 0o600); err != nil {
 		return nil, err
 	}
-	return func(c *config.Config) { c.Inventory = config.Inventory{Files: []string{file}} }, nil
+	return func(c *config.Config) { c.Inventory = config.Inventory{File: file} }, nil
 }
 
 // killer kills replicas at random, as long as there is something to do, and starts them again at

@@ -65,7 +65,7 @@ func (s *site) withMachines(ctx context.Context, count int, load, use *curve) er
 	}
 	s.note("%d machines", count)
 	began := time.Now()
-	if err := s.restart(ctx, func(c *config.Config) { c.Inventory = config.Inventory{Files: []string{file}} }); err != nil {
+	if err := s.restart(ctx, func(c *config.Config) { c.Inventory = config.Inventory{File: file} }); err != nil {
 		return err
 	}
 	ready := time.Since(began)

@@ -77,7 +77,7 @@ func (s *site) replicas(ctx context.Context, count int, c *curve) (err error) {
 		return err
 	}
 	configure := func(c *config.Config) {
-		c.Inventory = config.Inventory{Files: []string{file}}
+		c.Inventory = config.Inventory{File: file}
 		c.LeaderElection.Enabled = true
 	}
 	if err := s.restart(ctx, configure); err != nil {

@@ -182,7 +182,7 @@ func (m Management) addSources(mgr manager.Manager, to *engineDeps) error {
 		to.infra = newInfraAnnotations(to.live, mgr.GetRESTMapper())
 	}
 	if slices.Contains(c.ClusterAPI.EKSources, verifier.EKInventory) {
-		to.inventory = sources.NewFileInventory(c.Inventory.Files, inventoryAge)
+		to.inventory = sources.NewFileInventory(c.Inventory.Paths(), inventoryAge)
 	}
 	if m.Trust == nil {
 		return nil

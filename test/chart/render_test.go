@@ -27,7 +27,7 @@ const (
 	configuration = `configuration:
   clusterUID: 0b3f7c1e-8a6d-4e52-9c47-1f6f5f0a2d3b
   signing: {mode: Sign, secretName: node-attestation-ca}
-  inventory: {configMaps: [{name: node-attestation-inventory, key: inventory.yaml}]}
+  inventory: {configMap: {name: node-attestation-inventory, key: inventory.yaml}}
   tpm: {pcrs: {bank: sha256, indexes: [0, 1, 2, 3, 4, 5, 6, 7]}}
 `
 	standalone = image + configuration
@@ -115,7 +115,7 @@ func TestChartIsTheKustomization(t *testing.T) {
 		},
 		"documented-inventory-configmaps": {
 			[]string{"=inventory-configmaps"}, "",
-			image + strings.Replace(configuration, "{configMaps: [{name: node-attestation-inventory, key: inventory.yaml}]}",
+			image + strings.Replace(configuration, "{configMap: {name: node-attestation-inventory, key: inventory.yaml}}",
 				"{configMaps: [{name: inventory-north, key: a.yaml}, {name: inventory-south, key: a.yaml}]}", 1) + "enforcement: Enforce\n",
 		},
 		"documented-inventory-volume": {

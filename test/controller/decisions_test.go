@@ -135,7 +135,7 @@ func (d *decisions) verify(t *testing.T) (code int, output string) {
 kind: NodeAttestationControllerConfiguration
 clusterUID: %s
 signing: {mode: Sign, secretName: ca}
-inventory: {files: [%s]}
+inventory: {file: %s}
 tpm: {rootsFile: %s, intermediatesFile: %s, pcrs: {bank: sha256, indexes: [0, 1, 2, 3, 4, 5, 6, 7]}}
 `, d.cluster, d.inventory, roots, intermediates))
 	secret, err := json.Marshal(&corev1.Secret{

@@ -346,7 +346,7 @@ func TestProgramStartsToEnforce(t *testing.T) {
 		t.Helper()
 		content := "apiVersion: controller.attestation.cluster.x-k8s.io/v1alpha1\nkind: NodeAttestationControllerConfiguration\nclusterUID: " + gateCluster +
 			"\nnamespace: " + g.secret.Namespace + "\nchallengeKeySecret: " + g.secret.Name + "\nsigning: {mode: ApproveOnly}\nsigners: [{name: example.com/signer}]\n" +
-			"inventory: {files: [/nonexistent]}\ntpm: {pcrs: {bank: sha256, indexes: [7]}}\nmetricsBindAddress: \"0\"\nhealthBindAddress: \"0\"\n" + extra
+			"inventory: {file: /nonexistent}\ntpm: {pcrs: {bank: sha256, indexes: [7]}}\nmetricsBindAddress: \"0\"\nhealthBindAddress: \"0\"\n" + extra
 		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -98,7 +98,7 @@ func New(options Options) (*Controller, error) {
 	settings.TypeMeta = metav1.TypeMeta{APIVersion: config.APIVersion, Kind: config.Kind}
 	settings.ClusterUID = ClusterUID
 	settings.Signing = config.Signing{Mode: config.Sign, SecretName: CASecret}
-	settings.Inventory.ConfigMaps = []config.InventoryConfigMap{{Name: Inventory, Key: InventoryKey}}
+	settings.Inventory.ConfigMap = &config.InventoryConfigMap{Name: Inventory, Key: InventoryKey}
 	settings.TPM = &config.TPM{PCRs: config.PCRs{Bank: "sha256", Indexes: []int{0, 1, 2, 3, 4, 5, 6, 7}}}
 	settings.HealthBindAddress, settings.MetricsBindAddress = c.health.Addr(), c.metrics.Addr()
 	if options.Configure != nil {

@@ -21,7 +21,7 @@ import (
 const good = "apiVersion: " + config.APIVersion + "\nkind: " + config.Kind + `
 clusterUID: c
 signing: {mode: Sign, secretName: ca}
-inventory: {files: [/inventory.yaml]}
+inventory: {file: /inventory.yaml}
 tpm: {pcrs: {bank: sha256, indexes: [7]}}
 metricsBindAddress: "0"
 healthBindAddress: "0"
@@ -38,7 +38,7 @@ func write(t *testing.T, content string) string {
 
 // inManagement is the least configuration of a management cluster.
 var inManagement = strings.NewReplacer("clusterUID: c\n", "clusterAPI: {ekSources: [Annotation]}\n", "signing: {mode: Sign, secretName: ca}", "signing: {mode: Sign}",
-	"inventory: {files: [/inventory.yaml]}\n", "").Replace(good)
+	"inventory: {file: /inventory.yaml}\n", "").Replace(good)
 
 func TestExitCodes(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "") // not in a pod

@@ -118,7 +118,7 @@ func (i *invocation) newJudge(ctx context.Context, machines []string, keys strin
 	}
 	j := &offlineJudge{out: i.Stdout, now: now, settings: settings, hasKeys: keys != ""}
 	if len(machines) == 0 {
-		machines = settings.Config().Inventory.Files
+		machines = settings.Config().Inventory.Paths()
 	}
 	if len(machines) == 0 {
 		return nil, misconfigured(errors.New("the configuration's inventory is in the cluster: name a file with --inventory"))

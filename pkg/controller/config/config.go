@@ -191,10 +191,30 @@ type ClusterAPI struct {
 
 // Inventory says where the inventory of machines is. Exactly one field must be set.
 type Inventory struct {
-	// Files are the absolute paths of the inventory's parts: one, or several.
+	// File is the absolute path of a file with the inventory.
+	File string `json:"file,omitempty"`
+	// Files are the absolute paths of an inventory in several parts.
 	Files []string `json:"files,omitempty"`
-	// ConfigMaps are the entries that have the inventory's parts: one, or several.
+	// ConfigMap is an entry with the inventory.
+	ConfigMap *InventoryConfigMap `json:"configMap,omitempty"`
+	// ConfigMaps are the entries of an inventory in several parts.
 	ConfigMaps []InventoryConfigMap `json:"configMaps,omitempty"`
+}
+
+// Paths returns the files of the inventory.
+func (i Inventory) Paths() []string {
+	if i.File != "" {
+		return []string{i.File}
+	}
+	return i.Files
+}
+
+// Entries returns the entries of ConfigMaps that have the inventory.
+func (i Inventory) Entries() []InventoryConfigMap {
+	if i.ConfigMap != nil {
+		return []InventoryConfigMap{*i.ConfigMap}
+	}
+	return i.ConfigMaps
 }
 
 // InventoryConfigMap is an entry of a ConfigMap.
@@ -358,8 +378,6 @@ func Load(path string) (Config, error) {
 var removedFields = strict.Removed{
 	"autoApprovingBindings": "remove it: the controller reports these bindings, and you delete them with kubectl delete clusterrolebinding",
 	"decisionLog.endpoint":  "set decisionLog.file, and let a log shipper send its lines",
-	"inventory.configMap":   "list it in inventory.configMaps",
-	"inventory.file":        "list it in inventory.files",
 }
 
 // Parse decodes one YAML document strictly over the defaults. New checks it.

@@ -38,7 +38,7 @@ const head = "apiVersion: " + APIVersion + "\nkind: " + Kind + "\n"
 var parts = map[string]string{
 	"clusterUID": "clusterUID: c\n",
 	"signing":    "signing: {mode: Sign, secretName: ca}\n",
-	"inventory":  "inventory: {files: [/inventory.yaml]}\n",
+	"inventory":  "inventory: {file: /inventory.yaml}\n",
 	"tpm":        "tpm: {pcrs: {bank: sha256, indexes: [7]}}\n",
 }
 
@@ -118,7 +118,7 @@ func TestNewFailsClosed(t *testing.T) {
 		"least":                               {with(), ""},
 		"files":                               {with("signing: {mode: Sign, caFile: /ca.crt, keyFile: /ca.key}"), ""},
 		"approve only":                        {with("signing: {mode: ApproveOnly}", "signers: [{name: kubernetes.io/kube-apiserver-client-kubelet, shared: true}]"), ""},
-		"a ConfigMap":                         {with("inventory: {configMaps: [{name: a, key: b.yaml}]}"), ""},
+		"a ConfigMap":                         {with("inventory: {configMap: {name: a, key: b.yaml}}"), ""},
 		"roots":                               {with("tpm: {rootsFile: " + ca + ", intermediatesFile: " + ca + ", pcrs: {bank: sha256, indexes: [0]}}"), ""},
 		"values":                              {with("tpm: {pcrs: {bank: sha256, indexes: [7], values: {\"7\": [" + eks + "]}}, allowedEKs: [" + eks + "], minimumFirmware: {IFX: \"0007000200000000\"}, eventLog: true, chainTime: 2025-01-02T03:04:05Z, challengeLifetime: 1m}"), ""},
 		"bootstrapper":                        {with("bootstrappers: [{username: a, group: b}]"), ""},
@@ -142,8 +142,8 @@ func TestNewFailsClosed(t *testing.T) {
 		"several files":                       {with("inventory: {files: [/a, /b]}"), ""},
 		"several ConfigMaps":                  {with("inventory: {configMaps: [{name: a, key: b}, {name: a, key: c}, {name: d, key: b}]}"), ""},
 		"Cluster API, several files":          {withClusterAPI("ekSources: [Inventory]", "inventory: {files: [/a, /b]}"), ""},
-		"Cluster API, an inventory":           {withClusterAPI("ekSources: [Inventory]", "inventory: {files: [/a]}"), ""},
-		"Cluster API, inventory's name first": {withClusterAPI("ekSources: [Inventory], nodeNames: [Inventory, Hostname]", "inventory: {files: [/a]}"), ""},
+		"Cluster API, an inventory":           {withClusterAPI("ekSources: [Inventory]", "inventory: {file: /a}"), ""},
+		"Cluster API, inventory's name first": {withClusterAPI("ekSources: [Inventory], nodeNames: [Inventory, Hostname]", "inventory: {file: /a}"), ""},
 		"Cluster API, serving":                {withClusterAPI("ekSources: [Annotation], servingAddresses: [Hostname, InternalIP, ExternalIP, InternalDNS, ExternalDNS]", serving), ""},
 		"Cluster API, serving what says who":  {withClusterAPI("ekSources: [Annotation]", serving), "clusterAPI.servingAddresses"},
 		"Cluster API, serving nothing":        {withClusterAPI("ekSources: [Annotation], servingAddresses: []", serving), "clusterAPI.servingAddresses"},
@@ -160,7 +160,7 @@ func TestNewFailsClosed(t *testing.T) {
 		"Cluster API, a filter":               {withClusterAPI("ekSources: [Annotation], watchFilter: 'a b'"), "clusterAPI.watchFilter"},
 		"Cluster API, a namespace":            {withClusterAPI("ekSources: [Annotation], namespaces: [a, a]"), "clusterAPI.namespaces"},
 		"Cluster API, a CA of its own":        {withClusterAPI("ekSources: [Annotation]", "signing: {mode: Sign, secretName: ca}"), "signing"},
-		"Cluster API, unasked inventory":      {withClusterAPI("ekSources: [Annotation]", "inventory: {files: [/a]}"), "inventory"},
+		"Cluster API, unasked inventory":      {withClusterAPI("ekSources: [Annotation]", "inventory: {file: /a}"), "inventory"},
 		"Cluster API, no inventory":           {withClusterAPI("ekSources: [Inventory]"), "inventory"},
 		"Cluster API, first use, no token":    {withClusterAPI("trustOnFirstUse: true, trustAnyTPM: true", "token: Warn"), "token"},
 		"Cluster API, nodes left alone":       {withClusterAPI("ekSources: [Annotation]", "unattestedNodes: [a]"), "unattestedNodes"},
@@ -184,10 +184,11 @@ func TestNewFailsClosed(t *testing.T) {
 		"the insecure signer, by yes":         {with("insecureSigner: \"yes\""), "insecureSigner"},
 		"no inventory":                        {with("no inventory"), "inventory"},
 		"an empty inventory":                  {with("inventory: {}"), "inventory"},
-		"two inventories":                     {with("inventory: {files: [/a], configMaps: [{name: a, key: b}]}"), "inventory: has files and configMaps"},
-		"a relative inventory":                {with("inventory: {files: [a]}"), "inventory.files"},
-		"the removed file":                    {with("inventory: {file: /a}"), "inventory.file: was removed; list it in inventory.files"},
-		"the removed configMap":               {with("inventory: {configMap: {name: a, key: b}}"), "inventory.configMap: was removed; list it in inventory.configMaps"},
+		"two inventories":                     {with("inventory: {file: /a, configMap: {name: a, key: b}}"), "inventory"},
+		"a relative inventory":                {with("inventory: {file: a}"), "inventory.file"},
+		"two inventories of parts":            {with("inventory: {files: [/a], configMaps: [{name: a, key: b}]}"), "inventory: has files and configMaps"},
+		"a file and files":                    {with("inventory: {file: /a, files: [/b]}"), "inventory: has file and files"},
+		"a ConfigMap and ConfigMaps":          {with("inventory: {configMap: {name: a, key: b}, configMaps: [{name: c, key: d}]}"), "inventory: has configMap and configMaps"},
 		"no files":                            {with("inventory: {files: []}"), "inventory.files: is empty"},
 		"no ConfigMaps":                       {with("inventory: {configMaps: []}"), "inventory.configMaps: is empty"},
 		"a file twice":                        {with("inventory: {files: [/a, /b, /a]}"), `inventory.files: "/a" is there twice`},
@@ -196,8 +197,8 @@ func TestNewFailsClosed(t *testing.T) {
 		"a ConfigMap of several without key":  {with("inventory: {configMaps: [{name: a, key: b}, {name: a}]}"), "inventory.configMaps.key"},
 		"too many files":                      {with("inventory: {files: [" + strings.Repeat("/a, ", maxInventoryParts+1) + "]}"), "inventory.files: has more than 64"},
 		"Cluster API, a ConfigMap":            {withClusterAPI("ekSources: [Inventory]", "inventory: {configMaps: [{name: a, key: b}]}"), "inventory.configMap"},
-		"a ConfigMap without key":             {with("inventory: {configMaps: [{name: a}]}"), "inventory.configMaps.key"},
-		"a ConfigMap without name":            {with("inventory: {configMaps: [{key: a}]}"), "inventory.configMaps.name"},
+		"a ConfigMap without key":             {with("inventory: {configMap: {name: a}}"), "inventory.configMap.key"},
+		"a ConfigMap without name":            {with("inventory: {configMap: {key: a}}"), "inventory.configMap.name"},
 		"no TPM policy":                       {with("no tpm"), "tpm"},
 		"no PCRs":                             {with("tpm: {}"), "tpm.pcrs"},
 		"no indexes":                          {with("tpm: {pcrs: {bank: sha256, indexes: []}}"), "tpm.pcrs"},
@@ -339,7 +340,7 @@ func TestSettingsMakeAController(t *testing.T) {
 	if _, ok := parts.Machines.(*sources.Inventory); !ok || len(parts.Providers) != 1 || keys.Verifier() != nil {
 		t.Errorf("%+v", parts)
 	}
-	if settings, err = newSettings(with("inventory: {configMaps: [{name: a, key: b}]}", "signing: {mode: Sign, caFile: /a, keyFile: /b}")); err != nil {
+	if settings, err = newSettings(with("inventory: {configMap: {name: a, key: b}}", "signing: {mode: Sign, caFile: /a, keyFile: /b}")); err != nil {
 		t.Fatal(err)
 	}
 	if _, ok := settings.Machines(nil).(*sources.Inventory); !ok {

@@ -139,43 +139,49 @@ const maxInventoryParts = 64
 
 func (s *Settings) checkInventory() error {
 	i := s.config.Inventory
-	field, parts := "files", len(i.Files)
-	if i.ConfigMaps != nil {
-		field, parts = "configMaps", len(i.ConfigMaps)
+	var forms []string
+	for _, form := range []struct {
+		field string
+		set   bool
+	}{{"file", i.File != ""}, {"files", i.Files != nil}, {"configMap", i.ConfigMap != nil}, {"configMaps", i.ConfigMaps != nil}} {
+		if form.set {
+			forms = append(forms, form.field)
+		}
 	}
-	switch none := i.Files == nil && i.ConfigMaps == nil; {
+	parts := len(i.Paths()) + len(i.Entries())
+	switch {
 	case s.config.ClusterAPI != nil && !slices.Contains(s.config.ClusterAPI.EKSources, verifier.EKInventory):
-		if !none {
+		if len(forms) > 0 {
 			return errors.New("inventory: is not asked, unless it is one of clusterAPI.ekSources")
 		}
 		return nil
-	case s.config.ClusterAPI != nil && i.ConfigMaps != nil:
-		return errors.New("inventory.configMaps: with clusterAPI, mount them as files")
-	case none:
-		return errors.New("inventory: must be set, files or configMaps: without a source of endorsement keys no machine would be found")
-	case i.Files != nil && i.ConfigMaps != nil:
-		return errors.New("inventory: has files and configMaps, and must have one of them")
+	case s.config.ClusterAPI != nil && (i.ConfigMap != nil || i.ConfigMaps != nil):
+		return errors.New("inventory.configMap: with clusterAPI, mount it as a file")
+	case len(forms) == 0:
+		return errors.New("inventory: must be set, file, files, configMap or configMaps: without a source of endorsement keys no machine would be found")
+	case len(forms) > 1:
+		return fmt.Errorf("inventory: has %s, and must have one of them", strings.Join(forms, " and "))
 	case parts == 0:
-		return fmt.Errorf("inventory.%s: is empty", field)
+		return fmt.Errorf("inventory.%s: is empty", forms[0])
 	case parts > maxInventoryParts:
-		return fmt.Errorf("inventory.%s: has more than %d entries", field, maxInventoryParts)
+		return fmt.Errorf("inventory.%s: has more than %d entries", forms[0], maxInventoryParts)
 	}
-	for n, path := range i.Files {
+	for n, path := range i.Paths() {
 		switch {
 		case !filepath.IsAbs(path):
-			return fmt.Errorf("inventory.files: %.128q must be an absolute path", path)
-		case slices.Contains(i.Files[:n], path):
-			return fmt.Errorf("inventory.files: %.128q is there twice", path)
+			return fmt.Errorf("inventory.%s: %.128q must be an absolute path", forms[0], path)
+		case slices.Contains(i.Paths()[:n], path):
+			return fmt.Errorf("inventory.%s: %.128q is there twice", forms[0], path)
 		}
 	}
-	for n, entry := range i.ConfigMaps {
+	for n, entry := range i.Entries() {
 		switch {
 		case len(validation.IsDNS1123Subdomain(entry.Name)) > 0:
-			return fmt.Errorf("inventory.configMaps.name: %.64q is not an object's name", entry.Name)
+			return fmt.Errorf("inventory.%s.name: %.64q is not an object's name", forms[0], entry.Name)
 		case len(validation.IsConfigMapKey(entry.Key)) > 0:
-			return fmt.Errorf("inventory.configMaps.key: %.64q is no key of a ConfigMap", entry.Key)
-		case slices.Contains(i.ConfigMaps[:n], entry):
-			return fmt.Errorf("inventory.configMaps: key %.64q of %.64q is there twice", entry.Key, entry.Name)
+			return fmt.Errorf("inventory.%s.key: %.64q is no key of a ConfigMap", forms[0], entry.Key)
+		case slices.Contains(i.Entries()[:n], entry):
+			return fmt.Errorf("inventory.%s: key %.64q of %.64q is there twice", forms[0], entry.Key, entry.Name)
 		}
 	}
 	return nil
@@ -445,11 +451,11 @@ type machineSource interface {
 // Machines returns the inventory as the source of machines.
 func (s *Settings) Machines(reader client.Reader) machineSource {
 	i := s.config.Inventory
-	if len(i.Files) > 0 {
-		return sources.NewFileInventory(i.Files, inventoryAge)
+	if paths := i.Paths(); len(paths) > 0 {
+		return sources.NewFileInventory(paths, inventoryAge)
 	}
 	var entries []sources.ConfigMapEntry
-	for _, entry := range i.ConfigMaps {
+	for _, entry := range i.Entries() {
 		entries = append(entries, sources.ConfigMapEntry{ConfigMap: s.namespaced(entry.Name), Key: entry.Key})
 	}
 	return sources.NewConfigMapInventory(reader, entries...)

@@ -108,6 +108,7 @@ would end the literal.
 {{- define "nac.role" -}}
 {{- $configuration := (index . 0).Values.configuration -}}
 {{- $inventories := list -}}
+{{- with dig "inventory" "configMap" "name" "" $configuration -}}{{- $inventories = append $inventories . -}}{{- end -}}
 {{- range dig "inventory" "configMaps" list $configuration -}}{{- $inventories = append $inventories .name -}}{{- end -}}
 {{- $given := dict -}}
 {{- with $inventories -}}{{- $_ := set $given "node-attestation-inventory" (uniq .) -}}{{- end -}}
