@@ -79,9 +79,9 @@ func (c *Controller) Reconcile(ctx context.Context, key ctrl.Request) (result ct
 			return ctrl.Result{RequeueAfter: max(expires.Add(closeDelay).Sub(now), closeDelay)}, nil
 		}
 		if restored = c.intake.isDropped(request); restored {
-			whole, err := c.restore(ctx, request)
-			if err != nil || whole == nil {
-				return ctrl.Result{RequeueAfter: retryDelay}, err
+			whole, retry, err := c.restore(ctx, request)
+			if whole == nil {
+				return ctrl.Result{RequeueAfter: retry}, err
 			}
 			request = whole
 		}
@@ -119,8 +119,8 @@ func (c *Controller) Reconcile(ctx context.Context, key ctrl.Request) (result ct
 			continue
 		}
 		p.logUnjudged(ctx, in)
-		took, write, done := time.Since(began), c.carriesOut(claim), written{}
-
+		// a rehearsal is neither approved nor signed: rehearse refuses these outcomes
+		took, write, done := time.Since(began), !c.Audit && !claim.Rehearsal, written{}
 		if d.Outcome == verifier.Approve && write {
 			// 5. Write the record. It is the lock: it names one of two requests that might both
 			// pass. A record that contradicts it and was written meanwhile is a conflict.
@@ -146,7 +146,7 @@ func (c *Controller) Reconcile(ctx context.Context, key ctrl.Request) (result ct
 		}
 
 		if d.Outcome != verifier.Sign || !write {
-			done, err := c.carryOut(ctx, in, d)
+			done, err := c.carryOut(ctx, in, d, done.warnings)
 			if isStale(err) && p.consistency == Cached && in.Request == request {
 				continue
 			}
@@ -189,31 +189,33 @@ func (c *Controller) Reconcile(ctx context.Context, key ctrl.Request) (result ct
 func (c *Controller) carriesOut(claim verifier.Claim) bool { return !c.Audit || claim.Rehearsal }
 
 // carryOut carries out each decision but the approval and the signing of a client certificate.
-func (c *Controller) carryOut(ctx context.Context, in *inputs, d verifier.Decision) (written, error) {
+// warnings are those of an approval in the same call.
+func (c *Controller) carryOut(ctx context.Context, in *inputs, d verifier.Decision, warnings verifier.Refusals) (done written, err error) {
 	switch {
 	case d.Outcome == verifier.Wait:
-		return written{requeueAfter: c.wait(ctx, in, d)}, nil
-	case d.Outcome == verifier.Ignore && in.isRecorded():
+		done.requeueAfter = c.wait(ctx, in, d)
+	case d.Outcome == verifier.Ignore && !c.issuer.issues() && in.isRecorded():
 		// another signer issues it; JudgeUnsigned fails it at the deadline
-		return written{requeueAfter: max(c.Rules.Deadline(in.Request).Sub(in.Now), time.Second)}, nil
-	case !c.carriesOut(in.claim):
-		return written{}, nil
+		done.requeueAfter = max(c.Rules.Deadline(in.Request).Sub(in.Now), time.Second)
+	case c.carriesOut(in.claim):
+		done, err = c.actor.act(ctx, in, d)
 	}
-	return c.actor.act(ctx, in, d)
+	done.warnings = warnings
+	return done, err
 }
 
 // restore reads a request live whose content the cache dropped. It returns nil if that request is
-// gone, or has changed. onlyAnnotated may drop the event of that change, so the request is requeued
-// anyway.
-func (c *Controller) restore(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (*certificatesv1.CertificateSigningRequest, error) {
+// gone, or has changed, and the time until the next decision. It is needed, since onlyAnnotated may
+// drop the event of that change.
+func (c *Controller) restore(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (*certificatesv1.CertificateSigningRequest, time.Duration, error) {
 	whole, err := getRequest(ctx, c.live, object.Name)
-	if whole == nil || err != nil {
-		return nil, err
+	if err != nil {
+		return nil, 0, err
 	}
-	if whole.UID != object.UID || whole.ResourceVersion != object.ResourceVersion || !c.Rules.Matches(whole) {
-		return nil, nil
+	if whole == nil || whole.UID != object.UID || whole.ResourceVersion != object.ResourceVersion || !c.Rules.Matches(whole) {
+		return nil, retryDelay, nil
 	}
-	return whole, nil
+	return whole, 0, nil
 }
 
 // forget drops the state that is kept for a request that is decided or gone.
