@@ -36,7 +36,8 @@ func TestUnlistedMachineFindsItsCure(t *testing.T) {
 	// longer.
 	harness.Eventually(t, harness.Soon, "a run that gives up says why", func() bool {
 		r := m.run(t, "--wait-timeout=2s")
-		if r.Code != 13 { // the worker has not filed the request yet
+		// not yet: the worker has filed no request, or the API server was slow to answer
+		if r.Code != 13 && r.Code != 19 {
 			r.Want(t, 23)
 		}
 		return r.Code == 23 && strings.Contains(r.Stderr, reason) && strings.Contains(r.Stderr, "hint: "+cure)
