@@ -129,6 +129,6 @@ func (c *Controller) situationOf(object *certificatesv1.CertificateSigningReques
 		cacheInSync: c.records.InSync(), cacheKeepsUp: c.records.KeepsUp(),
 		pending: stateOf(object) == pending, waiting: c.retries.Waits(object.Name, object.UID), overdue: !now.Before(c.Rules.Deadline(object)),
 		hello: claim.Hello, attests: provider != nil && !claim.Serving, challenges: challenges,
-		writes: c.carriesOut(claim),
+		writes: c.mayWrite(claim),
 	}
 }

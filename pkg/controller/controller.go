@@ -5,18 +5,19 @@
 // approves, and signs. An infrastructure provider embeds it in a manager of its own.
 //
 // Reconcile tells the way of a request in ten steps, and docs/architecture.md has them, too. Each
-// step is idempotent. After a crash between two steps, the next call continues from there.
+// step may be repeated. After a crash, the next call starts at step 1, and reaches the missing step
+// from what is stored. It may sign a second certificate.
 //
 // Reading order:
 //   - requestcache.go, intake.go and machinewatch.go: what is queued, and in which order
 //   - reconcile.go: the ten steps
 //   - consistency.go: how stale the inputs of a decision may be
-//   - collect.go makes inputs.go, with machines.go and provider.go
+//   - collect.go fills inputs.go, from machines.go, provider.go and lastwrites.go
 //   - issuer.go: this Controller signs, or another signer does
 //   - act.go, with unpublished.go; rehearsal.go, waiting.go, writeerror.go: the writes
 //   - report.go, recordevents.go, subject.go: log, metrics and Events
 //   - recorder.go: the record of each final decision
-//   - finish.go, issued.go, ekchanges.go, revoke.go: what else is watched
+//   - finish.go, issued.go, noevidence.go, ekchanges.go, revoke.go: what else is watched
 package controller
 
 import (
@@ -78,7 +79,8 @@ type Config struct {
 	Requests *RequestCache
 	// Rates limit how often requests are decided on (rule R1). Default: fairqueue.DefaultRates.
 	Rates fairqueue.Rates
-	// Audit decides and reports, and changes no request or record. It writes Events. Optional.
+	// Audit decides and reports, and changes no request or record. It writes Events, and answers
+	// rehearsals. Optional.
 	Audit bool
 	// Concurrency is the number of requests that are decided on at the same time. A decision mostly
 	// waits for the API server. Default: 16.

@@ -31,8 +31,8 @@ const (
 
 // Reconcile takes a request from its event to its certificate. The queue has already applied the
 // rate limits (R1). Each write names the version that was read, so a lost race is a conflict, and
-// the next decision reads what the other writer wrote. After a crash between two steps, the next
-// call continues with the step that is missing.
+// the next decision reads what the other writer wrote. After a crash, the next call starts at step
+// 1, and reaches the missing step from what is stored.
 func (c *Controller) Reconcile(ctx context.Context, key ctrl.Request) (result ctrl.Result, err error) {
 	now, arrived := c.Now(), time.Now()
 
@@ -44,7 +44,7 @@ func (c *Controller) Reconcile(ctx context.Context, key ctrl.Request) (result ct
 	}
 
 	// 2. Classify it. Most events leave nothing to decide.
-	if stateOf(request) == finished { // the cache shows that a hello is closed
+	if stateOf(request) == finished { // if it is a hello, the cache shows that it is closed
 		c.actor.lastWrites.forget(request)
 	}
 	if !c.intake.isOurs(request) {
@@ -120,8 +120,8 @@ func (c *Controller) Reconcile(ctx context.Context, key ctrl.Request) (result ct
 		}
 		p.logUnjudged(ctx, in)
 		// a rehearsal is neither approved nor signed: rehearse refuses these outcomes
-		took, write, done := time.Since(began), !c.Audit && !claim.Rehearsal, written{}
-		if d.Outcome == verifier.Approve && write {
+		took, mayIssue, done := time.Since(began), !c.Audit && !claim.Rehearsal, written{}
+		if d.Outcome == verifier.Approve && mayIssue {
 			// 5. Write the record. It is the lock: it names one of two requests that might both
 			// pass. A record that contradicts it and was written meanwhile is a conflict.
 			if done.record, err = c.actor.recordGrant(ctx, in, d); err == nil {
@@ -145,7 +145,7 @@ func (c *Controller) Reconcile(ctx context.Context, key ctrl.Request) (result ct
 			took = time.Since(began)
 		}
 
-		if d.Outcome != verifier.Sign || !write {
+		if d.Outcome != verifier.Sign || !mayIssue {
 			done, err := c.carryOut(ctx, in, d, done.warnings)
 			if isStale(err) && p.consistency == Cached && in.Request == request {
 				continue
@@ -181,12 +181,12 @@ func (c *Controller) Reconcile(ctx context.Context, key ctrl.Request) (result ct
 		return c.retryConflict(ctx, request, now, ctrl.Result{}, err)
 	}
 	// not reached: the last pass is sufficient for every outcome
-	return ctrl.Result{}, fmt.Errorf("request %s: no consistency level produced a decision", request.Name)
+	return ctrl.Result{}, fmt.Errorf("request %s: no pass produced a decision", request.Name)
 }
 
-// carriesOut reports whether decisions on a request are carried out. In audit mode they are only
-// reported, but for rehearsals, which nothing comes of.
-func (c *Controller) carriesOut(claim verifier.Claim) bool { return !c.Audit || claim.Rehearsal }
+// mayWrite reports whether decisions on a request are carried out. In audit mode they are only
+// reported. Rehearsals are answered even then, since they lead to no certificate.
+func (c *Controller) mayWrite(claim verifier.Claim) bool { return !c.Audit || claim.Rehearsal }
 
 // carryOut carries out each decision but the approval and the signing of a client certificate.
 // warnings are those of an approval in the same call.
@@ -197,7 +197,7 @@ func (c *Controller) carryOut(ctx context.Context, in *inputs, d verifier.Decisi
 	case d.Outcome == verifier.Ignore && !c.issuer.issues() && in.isRecorded():
 		// another signer issues it; JudgeUnsigned fails it at the deadline
 		done.requeueAfter = max(c.Rules.Deadline(in.Request).Sub(in.Now), time.Second)
-	case c.carriesOut(in.claim):
+	case c.mayWrite(in.claim):
 		done, err = c.actor.act(ctx, in, d)
 	}
 	done.warnings = warnings
@@ -225,9 +225,9 @@ func (c *Controller) forget(name string) {
 	c.actor.unpublished.forget(name)
 }
 
-// judge asks the rules for a decision that fits the request's state. Two facts that only this
-// process knows can turn a decision to let a request pass: the machine's rate limit, and a
-// revocation since the hello.
+// judge asks the rules for a decision that fits the request's state. Two checks outside of the
+// rules may refuse what the rules let pass: the machine's rate limit, and a revocation since the
+// hello.
 func (c *Controller) judge(in *inputs) verifier.Decision {
 	if stateOf(in.Request) == approved {
 		return c.refuseRevoked(in, c.issuer.judge(c.Rules, in))

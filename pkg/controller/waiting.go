@@ -36,7 +36,7 @@ func (c *Controller) wait(ctx context.Context, in *inputs, d verifier.Decision) 
 	if err := in.Evidence.Err; (!known || last.by != fresh.by) && (err == nil || isVerdict(err)) {
 		c.retries.Keep(request.Name, request.UID, fresh, in.Now)
 	}
-	if c.carriesOut(in.claim) {
+	if c.mayWrite(in.claim) {
 		c.publishWaiting(ctx, in, d.Refusals.Reason())
 	}
 	return after
