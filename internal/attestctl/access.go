@@ -68,16 +68,16 @@ func (i *invocation) open(ctx context.Context) (*access, error) {
 		return i.access, nil
 	}
 	if i.workloadKubeconfig != "" && i.workloadCluster == "" {
-		return nil, usage(errors.New("--workload-kubeconfig needs --workload-cluster, which selects the records to read"))
+		return nil, cli.Usage(errors.New("--workload-kubeconfig needs --workload-cluster, which selects the records to read"))
 	}
 	config, err := i.flags.ToRESTConfig()
 	if err != nil {
-		return nil, usage(err)
+		return nil, cli.Usage(err)
 	}
 	a := &access{cluster: i.workloadCluster, namespace: defaultNamespace}
 	namespace, explicit, err := i.flags.ToRawKubeConfigLoader().Namespace()
 	if err != nil {
-		return nil, usage(err)
+		return nil, cli.Usage(err)
 	}
 	// As in clusterctl the namespace of the kubeconfig's context is that of Clusters. The
 	// controller is hardly ever in it.
@@ -112,11 +112,11 @@ func (i *invocation) workloadConfig(ctx context.Context, a *access) (*rest.Confi
 	if i.workloadKubeconfig != "" {
 		content, err := os.ReadFile(i.workloadKubeconfig)
 		if err != nil {
-			return nil, usage(err)
+			return nil, cli.Usage(err)
 		}
 		config, err := clientcmd.RESTConfigFromKubeConfig(content)
 		if err != nil {
-			return nil, usage(fmt.Errorf("--workload-kubeconfig %s: %w", i.workloadKubeconfig, err))
+			return nil, cli.Usage(fmt.Errorf("--workload-kubeconfig %s: %w", i.workloadKubeconfig, err))
 		}
 		return config, nil
 	}
@@ -214,7 +214,7 @@ func (a *access) readNode(ctx context.Context, name string) (*metav1.PartialObje
 func (a *access) labelledNodes(ctx context.Context, selector string) (names []string, err error) {
 	parsed, err := labels.Parse(selector)
 	if err != nil {
-		return nil, usage(fmt.Errorf("--selector: %w", err))
+		return nil, cli.Usage(fmt.Errorf("--selector: %w", err))
 	}
 	err = readPages(ctx, a.nodes, newNodeList, func(page *metav1.PartialObjectMetadataList) {
 		for i := range page.Items {
@@ -283,7 +283,7 @@ func (a *access) clusterOf(records []v1alpha1.NodeAttestation) (string, error) {
 	case 1:
 		return all[0], nil
 	}
-	return "", usage(fmt.Errorf("the records are of several clusters: %s", text.Names(all)))
+	return "", cli.Usage(fmt.Errorf("the records are of several clusters: %s", text.Names(all)))
 }
 
 // objectMeta returns the metadata of an object that a command creates.

@@ -58,14 +58,14 @@ type write struct {
 	apply      func(context.Context) error
 }
 
-// wait is what a stage waits for. All fields but look are optional.
+// wait is what a stage waits for. All fields but look and ended are optional.
 type wait struct {
 	begins string
 	// look reports whether the wait is over, and the progress to show. poll says which errors end
 	// the wait. longest replaces lastPoll.
 	look    func(context.Context) (done bool, progress string, err error)
 	longest time.Duration
-	// settle is the time to wait after that.
+	// settle is how long to wait once look is done.
 	settle time.Duration
 	// finish reports the result. took is the time that the wait took.
 	finish func(took time.Duration) error
@@ -100,11 +100,11 @@ func addReason(c *cobra.Command, reason *string) {
 func checkReason(reason string) error {
 	switch n := utf8.RuneCountInString(reason); {
 	case strings.TrimSpace(reason) == "":
-		return usage(errors.New("--reason is required: it goes to the records, Events and the decision log"))
+		return cli.Usage(errors.New("--reason is required: it goes to the records, Events and the decision log"))
 	case n > maxReason:
-		return usage(fmt.Errorf("--reason has %d characters: at most %d are allowed", n, maxReason))
+		return cli.Usage(fmt.Errorf("--reason has %d characters: at most %d are allowed", n, maxReason))
 	case !utf8.ValidString(reason) || strings.ContainsFunc(reason, func(r rune) bool { return !unicode.IsPrint(r) }):
-		return usage(errors.New("--reason has characters that are not printable"))
+		return cli.Usage(errors.New("--reason has characters that are not printable"))
 	}
 	return nil
 }
@@ -112,7 +112,7 @@ func checkReason(reason string) error {
 // change is the only way in which a command changes something: plan, print, confirm, apply, wait.
 func (i *invocation) change(ctx context.Context, f *changeFlags, makePlan func(context.Context, *access) (*plan, error)) error {
 	if f.timeout < 0 {
-		return usage(errors.New("--timeout must not be negative"))
+		return cli.Usage(errors.New("--timeout must not be negative"))
 	}
 	// 1. Plan. This only reads.
 	a, err := i.open(ctx)

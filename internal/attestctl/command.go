@@ -113,9 +113,6 @@ func classifyError(err error) *cli.Failure {
 	return cli.Fail(codeUnexpected, "", err)
 }
 
-// usage is the error of a wrong command line.
-var usage = cli.Usage
-
 // say prints a line on standard error. Its arguments may come from peers.
 func (i *invocation) say(format string, arguments ...any) {
 	_, _ = fmt.Fprintln(i.Stderr, text.Line(sprintf(format, arguments...), cli.MaxLine))
@@ -152,7 +149,7 @@ unless --workload-kubeconfig names a file.`,
 		if args := c.Args; args != nil {
 			c.Args = func(c *cobra.Command, given []string) error {
 				if err := args(c, given); err != nil {
-					return usage(err)
+					return cli.Usage(err)
 				}
 				return nil
 			}

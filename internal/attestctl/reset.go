@@ -133,7 +133,7 @@ func (a *access) recordOf(ctx context.Context, node, name string) (one *v1alpha1
 	}
 	switch {
 	case len(names) > 1:
-		return nil, usage(fmt.Errorf("several records have node name %q: name one of them with --record: %s", node, text.Names(names)))
+		return nil, cli.Usage(fmt.Errorf("several records have node name %q: name one of them with --record: %s", node, text.Names(names)))
 	case name != "" && len(names) == 0:
 		return nil, cli.Fail(codeNotFound, "kubectl attest describe "+node, fmt.Errorf("node %q has no record %q", node, name))
 	}

@@ -98,7 +98,7 @@ seconds. Deleting the NodeRevocation stops what is not revoked yet, and takes no
 		ValidArgsFunction: i.completeNodes,
 		RunE: func(c *cobra.Command, nodes []string) error {
 			if f.now && (c.Flags().Changed("spread") || c.Flags().Changed("limit")) {
-				return usage(errors.New("--now revokes at once: it does not go with --spread and --limit"))
+				return cli.Usage(errors.New("--now revokes at once: it does not go with --spread and --limit"))
 			}
 			if !c.Flags().Changed("timeout") {
 				f.timeout = waitBeyond
@@ -129,18 +129,18 @@ func (f *revokeFlags) check(nodes []string) error {
 	}
 	switch {
 	case given == 0:
-		return usage(errors.New("name nodes, or say --all"))
+		return cli.Usage(errors.New("name nodes, or say --all"))
 	case given > 1:
-		return usage(errors.New("nodes, --all and --selector exclude each other"))
+		return cli.Usage(errors.New("nodes, --all and --selector exclude each other"))
 	case len(nodes) > maxSelected:
 		return tooMany(len(nodes))
 	case f.now:
 	case f.spread < 0 || f.spread > maxSpread:
-		return usage(fmt.Errorf("--spread must be at most %v", maxSpread))
+		return cli.Usage(fmt.Errorf("--spread must be at most %v", maxSpread))
 	case f.limit < time.Second || f.limit > maxLimit:
-		return usage(fmt.Errorf("--limit must be from 1s to %v", maxLimit))
+		return cli.Usage(fmt.Errorf("--limit must be from 1s to %v", maxLimit))
 	case f.spread >= f.limit:
-		return usage(errors.New("--spread must be shorter than --limit: otherwise certificates are revoked whose nodes have not renewed yet"))
+		return cli.Usage(errors.New("--spread must be shorter than --limit: otherwise certificates are revoked whose nodes have not renewed yet"))
 	}
 	return checkReason(f.reason)
 }
@@ -159,12 +159,12 @@ func (f *revokeFlags) issuedBefore(now time.Time) (*metav1.Time, error) {
 	if err != nil {
 		ago, err := time.ParseDuration(f.before)
 		if err != nil || ago < 0 {
-			return nil, usage(fmt.Errorf("--issued-before %.80q: must be a time as in RFC 3339, such as %s, or a duration ago, such as 2h", f.before, stamp(now)))
+			return nil, cli.Usage(fmt.Errorf("--issued-before %.80q: must be a time as in RFC 3339, such as %s, or a duration ago, such as 2h", f.before, stamp(now)))
 		}
 		at = now.Add(-ago)
 	}
 	if at.After(now) {
-		return nil, usage(fmt.Errorf("--issued-before %s is in the future: it would revoke what nodes get meanwhile, too", stamp(at)))
+		return nil, cli.Usage(fmt.Errorf("--issued-before %s is in the future: it would revoke what nodes get meanwhile, too", stamp(at)))
 	}
 	if whole := at.Truncate(time.Second); !whole.Equal(at) {
 		at = whole.Add(time.Second)

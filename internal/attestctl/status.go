@@ -116,7 +116,7 @@ RehearsalPassed, or why it would be denied. Kubernetes deletes a rehearsal after
 		ValidArgsFunction: i.completeNode,
 		RunE: func(c *cobra.Command, args []string) error {
 			if watch && format != "" && format != formatWide {
-				return usage(fmt.Errorf("--watch prints a table: --output may be %s", formatWide))
+				return cli.Usage(fmt.Errorf("--watch prints a table: --output may be %s", formatWide))
 			}
 			a, err := i.open(c.Context())
 			if err != nil {
@@ -150,7 +150,7 @@ const formatWide = "wide"
 // watchStatus prints the table, and then the lines that are new or have changed, until ctx ends.
 func (i *invocation) watchStatus(ctx context.Context, a *access, node string, selector string, format string) error {
 	if _, err := labels.Parse(selector); err != nil {
-		return usage(fmt.Errorf("--selector: %w", err))
+		return cli.Usage(fmt.Errorf("--selector: %w", err))
 	}
 	printed, head := map[string]bool{}, true
 	err := i.poll(ctx, lastPoll, func(ctx context.Context) (bool, string, error) {

@@ -94,15 +94,15 @@ func (f *suspendFlags) check(node string) error {
 	f.ek = strings.ToLower(f.ek)
 	switch {
 	case node == "" && f.ek == "":
-		return usage(errors.New("name a node, or say --ek"))
+		return cli.Usage(errors.New("name a node, or say --ek"))
 	case f.ek != "" && !fingerprintPattern.MatchString(f.ek):
-		return usage(errors.New("--ek must be the fingerprint of an endorsement key: 64 hex digits"))
+		return cli.Usage(errors.New("--ek must be the fingerprint of an endorsement key: 64 hex digits"))
 	case f.ek != "" && f.record != "":
-		return usage(errors.New("--ek and --record exclude each other"))
+		return cli.Usage(errors.New("--ek and --record exclude each other"))
 	case f.evict && node == "":
-		return usage(errors.New("--evict needs the node's name"))
+		return cli.Usage(errors.New("--evict needs the node's name"))
 	case f.evict && !f.wait:
-		return usage(errors.New("--evict waits until the suspension is in force: it does not go with --wait=false"))
+		return cli.Usage(errors.New("--evict waits until the suspension is in force: it does not go with --wait=false"))
 	}
 	return nil
 }
@@ -208,12 +208,12 @@ func (i *invocation) planSuspension(ctx context.Context, a *access, node string,
 	}
 	switch {
 	case ek != "" && record != nil && own != ek:
-		return nil, usage(fmt.Errorf("the record of node %q has another endorsement key: %s", node, own))
+		return nil, cli.Usage(fmt.Errorf("the record of node %q has another endorsement key: %s", node, own))
 	case ek != "":
 	case record == nil:
 		return nil, cli.Fail(codeNotFound, "name the fingerprint of its endorsement key with --ek; kubelet-authenticator identify prints it on the machine", fmt.Errorf("node %q has no record", node))
 	case own == "":
-		return nil, usage(fmt.Errorf("the record of node %q has no endorsement key: its certificates can be revoked, and the machine cannot be suspended", node))
+		return nil, cli.Usage(fmt.Errorf("the record of node %q has no endorsement key: its certificates can be revoked, and the machine cannot be suspended", node))
 	default:
 		ek = own
 	}
@@ -332,7 +332,7 @@ func (i *invocation) resume(ctx context.Context, node string, f *suspendFlags) e
 		return err
 	}
 	if f.ek != "" && node != "" {
-		return usage(errors.New("NODE and --ek exclude each other"))
+		return cli.Usage(errors.New("NODE and --ek exclude each other"))
 	}
 	return i.change(ctx, &f.changeFlags, func(ctx context.Context, a *access) (*plan, error) { return i.planResumption(ctx, a, node, f.ek) })
 }
@@ -402,7 +402,7 @@ func (a *access) findSuspension(ctx context.Context, node, ek string) (*v1alpha1
 	case 1:
 		return suspensions[found[0]], nil
 	}
-	return nil, usage(fmt.Errorf("several suspensions are of node %q: name one of them with --ek: %s", node, text.Names(found)))
+	return nil, cli.Usage(fmt.Errorf("several suspensions are of node %q: name one of them with --ek: %s", node, text.Names(found)))
 }
 
 // untilResumed waits until the controller has cleared the machine's records.

@@ -175,19 +175,6 @@ func (i *invocation) addCommands() {
 	i.completeValues()
 }
 
-// The parts of package cli that each command uses.
-const (
-	formatText = cli.FormatText
-	maxLine    = cli.MaxLine
-)
-
-var (
-	noArgs       = cli.NoArgs
-	usage        = cli.Usage
-	outputFlag   = cli.OutputFlag
-	completeFlag = cli.CompleteFlag
-)
-
 // example returns the examples of a command's help, with the program's name for "{}".
 func example(name, s string) string {
 	indented := "  " + strings.ReplaceAll(strings.ReplaceAll(strings.TrimSpace(s), "{}", name), "\n", "\n  ")
@@ -281,7 +268,7 @@ func (i *invocation) deadline() time.Duration {
 func (i *invocation) run(cmd *cobra.Command, _ []string) error {
 	switch {
 	case i.output != "" && (!i.dryRun && !i.version || !outputformat.Valid(i.output)):
-		return usage(fmt.Errorf("--output %q: goes with --dry-run or --version, and must be json or yaml", i.output))
+		return cli.Usage(fmt.Errorf("--output %q: goes with --dry-run or --version, and must be json or yaml", i.output))
 	case i.version:
 		return i.PrintVersion(i.Name, i.buildInfo(), i.output)
 	case !i.dryRun && i.Getenv(authenticator.ExecInfoVariable) == "" && terminal.Is(i.Stdout):

@@ -5,6 +5,7 @@ package command
 import (
 	"github.com/spf13/cobra"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/outputformat"
 )
 
@@ -13,10 +14,10 @@ import (
 func (i *invocation) completeValues() {
 	for _, name := range []string{"provider", "ek-template", "system-uuid-from"} {
 		if values := i.flagValues(name); len(values) > 0 {
-			completeFlag(i.root, name, values)
+			cli.CompleteFlag(i.root, name, values)
 		}
 	}
-	completeFlag(i.root, "output", []string{outputformat.JSON, outputformat.YAML})
+	cli.CompleteFlag(i.root, "output", []string{outputformat.JSON, outputformat.YAML})
 	for _, c := range append(i.root.Commands(), i.root) {
 		c.ValidArgsFunction = cobra.NoFileCompletions
 		for _, below := range c.Commands() {

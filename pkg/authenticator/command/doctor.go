@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/outputformat"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/doctor"
@@ -30,10 +31,10 @@ It exits with 31 if a check failed, and also on a machine without any configurat
 
 # the names of the checks that failed
 {} doctor --output=json | jq -r '.checks[] | select(.status == "failure") | .name'`),
-		Args: noArgs,
+		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.Timeout <= 0 {
-				return usage(fmt.Errorf("--timeout %s: must be more than 0", o.Timeout))
+				return cli.Usage(fmt.Errorf("--timeout %s: must be more than 0", o.Timeout))
 			}
 			o.Explicit = i.givesSetting()
 			_, o.ExecFlags = i.takeExecFlags()
@@ -45,7 +46,7 @@ It exits with 31 if a check failed, and also on a machine without any configurat
 			return i.printDoctor(doctor.Run(cmd.Context(), o), format)
 		},
 	}
-	outputFlag(c, &format, formatText, outputformat.JSON, outputformat.YAML)
+	cli.OutputFlag(c, &format, cli.FormatText, outputformat.JSON, outputformat.YAML)
 	c.Flags().DurationVar(&o.Timeout, "timeout", doctor.DefaultTimeout, "longest time for all checks together")
 	c.Flags().StringVar(&o.Proc, "proc", "/proc", "where the proc file system is")
 	c.Flags().StringVar(&o.Manifests, "manifests", "", "directory of static pods (default: kubeadm's)")
@@ -58,7 +59,7 @@ It exits with 31 if a check failed, and also on a machine without any configurat
 // printDoctor prints the report, and fails if a check did.
 func (i *invocation) printDoctor(report doctor.Report, format string) error {
 	out := []byte(report.Text())
-	if format != formatText {
+	if format != cli.FormatText {
 		var err error
 		if out, err = outputformat.Encode(format, report); err != nil {
 			return err

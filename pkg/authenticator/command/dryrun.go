@@ -12,6 +12,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/outputformat"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
@@ -49,7 +50,7 @@ func readable(report *authenticator.Report) ([]byte, error) {
 	table := tabwriter.NewWriter(&out, 0, 0, 2, ' ', 0)
 	// parts of a value may be a peer's
 	row := func(name, value string) { _, _ = fmt.Fprintf(table, "%s:\t%s\n", name, text.Line(value, len(value))) }
-	_, _ = fmt.Fprintln(&out, text.Line(report.Verdict, maxLine))
+	_, _ = fmt.Fprintln(&out, text.Line(report.Verdict, cli.MaxLine))
 	row("certificate", report.Certificate)
 	row("pending request", report.Pending)
 	row("a run would", report.Next)
@@ -98,7 +99,7 @@ func describeRequest(report *authenticator.Report, row func(name, value string))
 		row("  evidence", string(content.Data))
 	}
 	for _, fact := range report.Evidence {
-		row("  evidence, "+text.Line(fact.Name, maxLine), fact.Value)
+		row("  evidence, "+text.Line(fact.Name, cli.MaxLine), fact.Value)
 	}
 	row("  size", fmt.Sprintf("%d bytes", len(spec.Request)))
 	return nil

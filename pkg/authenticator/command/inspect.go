@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/machineentry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/outputformat"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
@@ -31,7 +32,7 @@ func (i *invocation) identifyCommand() *cobra.Command {
 
 # the fingerprint of its endorsement key
 {} identify --output=json | jq -r '.device.eks[].fingerprint'`),
-		Args: noArgs,
+		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			a, err := i.load()
 			if err != nil {
@@ -51,7 +52,7 @@ func (i *invocation) identifyCommand() *cobra.Command {
 			return err
 		},
 	}
-	outputFlag(c, &format, outputformat.YAML, outputformat.JSON, formatEntry)
+	cli.OutputFlag(c, &format, outputformat.YAML, outputformat.JSON, formatEntry)
 	return c
 }
 
@@ -64,7 +65,7 @@ func encodeIdentity(format string, identity *authenticator.Identity) ([]byte, er
 	}
 	device, ok := identity.Device.(provider.EKDevice)
 	if !ok {
-		return nil, usage(fmt.Errorf("--output %s: provider %s has no endorsement keys", formatEntry, identity.Provider))
+		return nil, cli.Usage(fmt.Errorf("--output %s: provider %s has no endorsement keys", formatEntry, identity.Provider))
 	}
 	entry := machineentry.Machine{NodeName: identity.NodeName, ProviderID: identity.ProviderID, EKs: device.EKFingerprints()}
 	return []byte(entry.String()), nil
@@ -75,9 +76,9 @@ func (i *invocation) deviceCommand(name string) *cobra.Command {
 	c := &cobra.Command{
 		Use:   name,
 		Short: "Show the device of provider " + name,
-		Args:  noArgs,
+		Args:  cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return usage(fmt.Errorf("%s needs a command", c.CommandPath()))
+			return cli.Usage(fmt.Errorf("%s needs a command", c.CommandPath()))
 		},
 	}
 	c.AddCommand(i.selfTestCommand(name))
@@ -106,7 +107,7 @@ func (i *invocation) selfTestCommand(name string) *cobra.Command {
 		Use:     "selftest",
 		Short:   "Try each operation that the provider needs from its device, and report failures and times",
 		Example: example(i.Name, "{} "+name+" selftest"),
-		Args:    noArgs,
+		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := i.root.PersistentFlags().Set("provider", name); err != nil {
 				return err
@@ -118,13 +119,13 @@ func (i *invocation) selfTestCommand(name string) *cobra.Command {
 			// a self-test holds the TPM's lock, so its time is bounded
 			ctx, cancel := context.WithTimeout(cmd.Context(), i.deadline())
 			defer cancel()
-			if format == formatText {
+			if format == cli.FormatText {
 				return a.SelfTest(ctx, i.printCheck)
 			}
 			return i.encodeSelfTest(ctx, a, format)
 		},
 	}
-	outputFlag(c, &format, formatText, outputformat.JSON, outputformat.YAML)
+	cli.OutputFlag(c, &format, cli.FormatText, outputformat.JSON, outputformat.YAML)
 	return c
 }
 
@@ -132,7 +133,7 @@ func (i *invocation) selfTestCommand(name string) *cobra.Command {
 func (i *invocation) printCheck(check provider.Check) {
 	outcome := "ok"
 	if check.Err != nil {
-		outcome = "FAILED: " + text.Line(check.Err.Error(), maxLine)
+		outcome = "FAILED: " + text.Line(check.Err.Error(), cli.MaxLine)
 	}
 	_, _ = fmt.Fprintf(i.Stdout, "%-44s %9.1f ms  %s\n", check.Name, milliseconds(check.Took), outcome)
 }
@@ -143,7 +144,7 @@ func (i *invocation) encodeSelfTest(ctx context.Context, a *authenticator.Authen
 	failure := a.SelfTest(ctx, func(check provider.Check) {
 		c := SelfTestCheck{Name: check.Name, Milliseconds: milliseconds(check.Took)}
 		if check.Err != nil {
-			c.Error = text.Line(check.Err.Error(), maxLine)
+			c.Error = text.Line(check.Err.Error(), cli.MaxLine)
 		}
 		report.Checks = append(report.Checks, c)
 	})

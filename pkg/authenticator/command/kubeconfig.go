@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
@@ -35,7 +36,7 @@ A kubeconfig whose user is not this program is never written over.`,
 # write it for a cluster that no bootstrap kubeconfig names
 {} kubeconfig --write=/etc/kubernetes/kubelet.conf --server=https://cluster.example.com:6443 \
     --certificate-authority=/etc/kubelet-authenticator/ca.crt`),
-		Args: noArgs,
+		Args: cli.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			config, err := i.settings()
 			if _, err := i.newAuthenticator(config, err, ""); err != nil {
@@ -51,7 +52,7 @@ A kubeconfig whose user is not this program is never written over.`,
 			}
 			content, err := kubelet.RenderKubeconfig(cluster, exec)
 			if err != nil {
-				return usage(err)
+				return cli.Usage(err)
 			}
 			if to == "" {
 				_, err = i.Stdout.Write(content)
@@ -73,18 +74,18 @@ A kubeconfig whose user is not this program is never written over.`,
 func (f clusterFlags) find(config authenticator.Config, ours string) (cache.Origin, error) {
 	if f.server == "" {
 		if f != (clusterFlags{}) {
-			return cache.Origin{}, usage(fmt.Errorf("--certificate-authority, --tls-server-name and --proxy-url go with --server"))
+			return cache.Origin{}, cli.Usage(fmt.Errorf("--certificate-authority, --tls-server-name and --proxy-url go with --server"))
 		}
 		return findCluster(config, ours)
 	}
 	cluster := cache.Origin{Server: f.server, TLSServerName: f.serverName, ProxyURL: f.proxyURL}
 	if err := kubelet.CheckCluster(cluster); err != nil {
-		return cluster, usage(err)
+		return cluster, cli.Usage(err)
 	}
 	if f.ca != "" {
 		ca, err := kubelet.ReadCA(f.ca)
 		if err != nil {
-			return cluster, usage(fmt.Errorf("--certificate-authority: %w", err))
+			return cluster, cli.Usage(fmt.Errorf("--certificate-authority: %w", err))
 		}
 		cluster.CertificateAuthorityData = ca
 	}
@@ -127,13 +128,13 @@ func (i *invocation) exec(command string) (kubelet.Exec, error) {
 		exec.Command = strings.TrimSuffix(self, " (deleted)")
 	}
 	if !filepath.IsAbs(exec.Command) {
-		return exec, usage(fmt.Errorf("--command %q: must be an absolute path", command))
+		return exec, cli.Usage(fmt.Errorf("--command %q: must be an absolute path", command))
 	}
 	// Refuse relative paths: the kubelet runs this program in another directory.
 	for _, name := range []string{"config", "bootstrap-kubeconfig", "tpm-device"} {
 		f := i.root.PersistentFlags().Lookup(name)
 		if path := f.Value.String(); f.Changed && path != "" && !filepath.IsAbs(path) {
-			return exec, usage(fmt.Errorf("--%s %q: must be an absolute path here: the kubelet runs this program in another directory", name, path))
+			return exec, cli.Usage(fmt.Errorf("--%s %q: must be an absolute path here: the kubelet runs this program in another directory", name, path))
 		}
 	}
 	exec.Args = i.givenFlags()

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/oserror"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
@@ -37,7 +38,7 @@ it waits for that, says what the request waits for, and fails if the certificate
 
 # on a machine whose kubelet has another configuration file
 {} prepare --kubelet-config=/etc/kubelet/config.yaml`),
-		Args: noArgs,
+		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			config, loadErr := i.settings()
 			exec, err := i.exec(command)
@@ -150,5 +151,5 @@ func notWritten(err error) error {
 
 // tell prints one line on standard error about what succeeded.
 func (i *invocation) tell(format string, args ...any) {
-	_, _ = fmt.Fprintf(i.Stderr, "%s: %s\n", i.Name, text.Line(fmt.Sprintf(format, args...), maxLine))
+	_, _ = fmt.Fprintf(i.Stderr, "%s: %s\n", i.Name, text.Line(fmt.Sprintf(format, args...), cli.MaxLine))
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 )
 
@@ -32,7 +33,7 @@ It exits with 0 if the machine would get a certificate, with 21 and the reason i
 		Example: example(i.Name, `
 # before the node is drained, with the configuration that it will get
 {} rehearse --config=/usr/share/doc/kubelet-authenticator/examples/config.yaml`),
-		Args: noArgs,
+		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			a, kubeconfig, err := i.authenticatorToWait(timeout)
 			if err != nil {

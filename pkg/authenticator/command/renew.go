@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
@@ -24,7 +25,7 @@ command line wins.`,
 		Example: example(i.Name, `
 # after the cause of a denial is gone
 {} renew`),
-		Args: noArgs,
+		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			a, _, err := i.authenticatorToWait(timeout)
 			if err != nil {
@@ -46,7 +47,7 @@ command line wins.`,
 // kubelet's kubeconfig, for a command that waits for an answer to a request.
 func (i *invocation) authenticatorToWait(timeout time.Duration) (*authenticator.Authenticator, kubelet.Kubeconfig, error) {
 	if timeout <= 0 {
-		return nil, kubelet.Kubeconfig{}, usage(fmt.Errorf("--timeout %s: must be more than 0", timeout))
+		return nil, kubelet.Kubeconfig{}, cli.Usage(fmt.Errorf("--timeout %s: must be more than 0", timeout))
 	}
 	a, kubeconfig, taken, err := i.asKubelet()
 	if unknown := i.checkExecFlags(kubeconfig, taken); unknown != nil {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/outputformat"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
@@ -40,14 +41,14 @@ Exit codes:
 
 # how many seconds the certificate has left
 {} status --output=json | jq .certificate.remainingSeconds`),
-		Args: noArgs,
+		Args: cli.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			overview, err := i.overview()
 			if err != nil {
 				return err
 			}
 			out := describeOverview(overview)
-			if format != formatText {
+			if format != cli.FormatText {
 				if out, err = outputformat.Encode(format, overview); err != nil {
 					return err
 				}
@@ -58,7 +59,7 @@ Exit codes:
 			return overview.Failure()
 		},
 	}
-	outputFlag(c, &format, formatText, outputformat.JSON, outputformat.YAML)
+	cli.OutputFlag(c, &format, cli.FormatText, outputformat.JSON, outputformat.YAML)
 	return c
 }
 
@@ -100,7 +101,7 @@ type overviewTable struct {
 
 // row prints a line, unless its value is empty. Parts of the value may be a peer's.
 func (t overviewTable) row(name, format string, args ...any) {
-	if value := text.Line(fmt.Sprintf(format, args...), maxLine); value != "" {
+	if value := text.Line(fmt.Sprintf(format, args...), cli.MaxLine); value != "" {
 		_, _ = fmt.Fprintf(t.out, "%s:\t%s\n", name, value)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 )
@@ -45,7 +46,7 @@ func (i *invocation) workerCommand() *cobra.Command {
 		Use:    workerName,
 		Short:  "Get a certificate where one is wanted, and end; the root command starts this",
 		Hidden: true,
-		Args:   noArgs,
+		Args:   cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			a, err := i.load()
 			if err != nil {
