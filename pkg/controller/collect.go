@@ -93,7 +93,7 @@ func (c *collector) collect(ctx context.Context, object *certificatesv1.Certific
 	}}
 	s.in.challenger, _ = s.in.provider.(Challenger)
 	if p.evidence == assumed && c.addUnreadable(ctx, s) {
-		return &s.in, nil
+		return s.in.complete(), nil
 	}
 	c.addSuspensions(s)
 	steps := []func(context.Context, *collection) error{c.addRecordsOfName}
@@ -119,7 +119,7 @@ func (c *collector) collect(ctx context.Context, object *certificatesv1.Certific
 	if c.Owned != nil && (s.in.provider != nil || claim.Serving) { // the machines are known
 		s.in.markOrphans()
 	}
-	return &s.in, nil
+	return s.in.complete(), nil
 }
 
 // addUnreadable judges a hello whose document names no EK, and reports whether the document is
@@ -164,7 +164,10 @@ func (s *collection) selectMachines() {
 
 // addSigner adds whether a CA is available to sign. If none is, the CA's source reports why.
 func (c *collector) addSigner(ctx context.Context, s *collection) error {
-	s.in.SignerUnavailable = c.issuer.unavailable(ctx, s.in.Now)
+	if c.issuer.issues() {
+		_, err := c.issuer.ca(ctx, s.in.Now)
+		s.in.SignerUnavailable = err != nil
+	}
 	return nil
 }
 

@@ -5,9 +5,11 @@ package controller
 import (
 	"errors"
 	"slices"
+	"sync"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
@@ -28,6 +30,17 @@ type inputs struct {
 	ekNamed bool
 	// objects are the objects behind Records, in the same order.
 	objects []v1alpha1.NodeAttestation
+	// subject describes the request, without its class. It parses the hello once, also for the
+	// inputs that approved returns.
+	subject func() Subject
+}
+
+// complete returns the inputs when nothing is added any more.
+func (in *inputs) complete() *inputs {
+	in.subject = sync.OnceValue(func() Subject {
+		return Describe(in.provider, in.Request, in.Hello, in.claim, in.Evidence, 0)
+	})
+	return in
 }
 
 // approved returns the inputs of the decision to sign, which follows an approval. They have the
@@ -58,9 +71,7 @@ func (in *inputs) queueClaim() fairqueue.Claim {
 
 // isRecorded reports whether status.request of a record is this request.
 func (in *inputs) isRecorded() bool {
-	return slices.ContainsFunc(in.objects, func(r v1alpha1.NodeAttestation) bool {
-		return r.Status.Request != nil && r.Status.Request.UID == in.Request.UID
-	})
+	return slices.ContainsFunc(in.objects, func(r v1alpha1.NodeAttestation) bool { return isRecordOf(&r, in.Request.UID) })
 }
 
 // recordFor returns a copy of the object that holds a machine's record, nil if there is none yet.
@@ -76,6 +87,11 @@ func (in *inputs) recordFor(machine verifier.MachineRef) *v1alpha1.NodeAttestati
 // has reports whether this version of a record is among the inputs.
 func (in *inputs) has(object *v1alpha1.NodeAttestation) bool {
 	return slices.ContainsFunc(in.objects, func(r v1alpha1.NodeAttestation) bool { return isSameVersion(&r, object) })
+}
+
+// isRecordOf reports whether status.request of a record is this request.
+func isRecordOf(record *v1alpha1.NodeAttestation, request types.UID) bool {
+	return record.Status.Request != nil && record.Status.Request.UID == request
 }
 
 func isSameVersion(a, b *v1alpha1.NodeAttestation) bool {

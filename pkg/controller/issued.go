@@ -164,7 +164,7 @@ func nodeOf(leaf *x509.Certificate) string {
 
 // names reports whether a record names a request.
 func names(record *v1alpha1.NodeAttestation, request types.UID) bool {
-	return record.Status.Request != nil && record.Status.Request.UID == request || records.HasCertificateFor(record, request)
+	return isRecordOf(record, request) || records.HasCertificateFor(record, request)
 }
 
 // isUnattested reports whether a node that the policy lists as unattested requested a certificate

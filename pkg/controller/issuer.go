@@ -17,8 +17,6 @@ type issuer interface {
 	// issues reports whether this Controller issues client certificates. Otherwise an approval is
 	// its last step, and another signer issues.
 	issues() bool
-	// unavailable reports whether no certificate can be issued now.
-	unavailable(ctx context.Context, now time.Time) bool
 	// judge decides on an approved request.
 	judge(rules *verifier.Rules, in *inputs) verifier.Decision
 	// ca returns the CA to sign with.
@@ -37,11 +35,6 @@ type ownCA struct{ source signing.Source }
 
 func (ownCA) issues() bool { return true }
 
-func (o ownCA) unavailable(ctx context.Context, now time.Time) bool {
-	_, err := o.source.CA(ctx, now)
-	return err != nil
-}
-
 func (ownCA) judge(rules *verifier.Rules, in *inputs) verifier.Decision {
 	return rules.JudgeSigning(in.Input)
 }
@@ -54,8 +47,7 @@ func (o ownCA) ca(ctx context.Context, now time.Time) (*signing.CA, error) {
 // fails at its deadline, if that signer has not issued a certificate.
 type anotherSigner struct{}
 
-func (anotherSigner) issues() bool                                { return false }
-func (anotherSigner) unavailable(context.Context, time.Time) bool { return false }
+func (anotherSigner) issues() bool { return false }
 
 func (anotherSigner) judge(rules *verifier.Rules, in *inputs) verifier.Decision {
 	if in.isRecorded() {

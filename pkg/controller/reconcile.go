@@ -260,7 +260,7 @@ func (c *Controller) denyUnjudged(ctx context.Context, request *certificatesv1.C
 		return err
 	}
 	claim, _ := c.Rules.ParseClaim(request)
-	in := &inputs{claim: claim, provider: c.providers[claim.Provider], Input: verifier.Input{Now: now, Request: request}}
+	in := (&inputs{claim: claim, provider: c.providers[claim.Provider], Input: verifier.Input{Now: now, Request: request}}).complete()
 	d := verifier.Decision{Outcome: verifier.Deny, Refusals: verifier.Refusals{{Reason: reason, Message: message}}}
 	c.reporter.log(ctx, in, d, written{}, subjectOf(in, d), string(reason), message)
 	return nil

@@ -59,7 +59,9 @@ func Describe(provider Provider, request, hello *certificatesv1.CertificateSigni
 
 // subjectOf describes the request of a decision.
 func subjectOf(in *inputs, d verifier.Decision) Subject {
-	return Describe(in.provider, in.Request, in.Hello, in.claim, in.Evidence, d.Class)
+	about := in.subject()
+	about.Class = d.Class
+	return about
 }
 
 // fields are the Subject as keys and values of a log line. All keys are always there.

@@ -65,7 +65,7 @@ func TestExitCodes(t *testing.T) {
 		"not in a pod":         {[]string{"--config", write(t, good)}, CodeConfiguration, ""},
 		"software for a TPM":   {[]string{"--config", write(t, strings.Replace(inManagement, "ekSources: [Annotation]", "trustOnFirstUse: true", 1))}, CodeConfiguration, "clusterAPI.trustAnyTPM: true"},
 		"a filter for nothing": {[]string{"--config", write(t, good), "--watch-filter=x"}, cli.CodeUsage, "--watch-filter"},
-		"nobody's identity":    {[]string{"--config", write(t, good), "--leader-identity=$(POD_NAME)_$(POD_UID)"}, cli.CodeUsage, "--leader-identity"},
+		"unexpanded variables": {[]string{"--config", write(t, good), "--leader-identity=$(POD_NAME)_$(POD_UID)"}, cli.CodeUsage, "--leader-identity"},
 		"no Cluster API here":  {[]string{"--config", write(t, inManagement)}, CodeConfiguration, "clusterAPI"},
 	} {
 		t.Run(name, func(t *testing.T) {
