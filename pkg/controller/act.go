@@ -22,7 +22,9 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/internal/statuspatch"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/records"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/revocation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
+	csrstate "github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
@@ -42,13 +44,17 @@ type actor struct {
 	// client reads requests from the cache, and writes.
 	client        client.Client
 	records       *records.Store
-	issuer        issuer
+	issuer        signing.Issuer
 	operator      signing.Limits
-	revocation    *Revocation
+	enforcer      *revocation.Enforcer
 	challenged    func(name string)
 	now           func() time.Time
 	machineLimits *fairqueue.Limiters
 	lastWrites    lastWrites
+	retries       *fairqueue.Retries[waitingEvidence]
+	queue         *fairqueue.Queue
+	// waitingLimits bounds the writes of publishWaiting for each requester.
+	waitingLimits *fairqueue.Limiters
 	unpublished   unpublished
 }
 
@@ -200,7 +206,7 @@ func (a *actor) checkSole(ctx context.Context, in *inputs, record *v1alpha1.Node
 		return err
 	}
 	for i := range items {
-		if rival := &items[i]; !isSameVersion(rival, record) && (rival.UID == record.UID || !in.has(rival)) {
+		if rival := &items[i]; !records.IsSameVersion(rival, record) && (rival.UID == record.UID || !in.has(rival)) {
 			return apierrors.NewConflict(v1alpha1.GroupVersion.WithResource("nodeattestations").GroupResource(), record.Name,
 				fmt.Errorf("the record %s was written meanwhile", rival.Name))
 		}
@@ -232,10 +238,10 @@ func (a *actor) sign(ctx context.Context, in *inputs, d verifier.Decision, warni
 	if record == nil {
 		return nil, nil, errors.New("no record to write the certificate into")
 	}
-	if c := a.unpublished.get(in.Request); c != nil && records.HasCertificate(record, c.fingerprint) && !a.revocation.isRevoked(c.fingerprint) {
+	if c := a.unpublished.get(in.Request); c != nil && records.HasCertificate(record, c.fingerprint) && !a.enforcer.Revoked(c.fingerprint) {
 		return c, record, nil
 	}
-	ca, err := a.issuer.ca(ctx, a.now())
+	ca, err := a.issuer.CA(ctx, a.now())
 	if err != nil {
 		return nil, nil, err // the CA was available when the inputs were collected
 	}
@@ -243,7 +249,7 @@ func (a *actor) sign(ctx context.Context, in *inputs, d verifier.Decision, warni
 	if err != nil {
 		return nil, nil, err
 	}
-	fingerprint, err := records.AddCertificate(record, in.Request, chain, a.revocation.lastBefore(record), in.Now)
+	fingerprint, err := records.AddCertificate(record, in.Request, chain, a.enforcer.LastBefore(records.Requests(record)...), in.Now)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -255,7 +261,7 @@ func (a *actor) sign(ctx context.Context, in *inputs, d verifier.Decision, warni
 
 // untilAccepted returns how long to wait until API servers accept writes with the certificate.
 func (a *actor) untilAccepted(c *issuedCertificate) time.Duration {
-	return a.revocation.untilAccepted(c.node, c.fingerprint)
+	return a.enforcer.UntilAccepted(c.node, c.fingerprint)
 }
 
 // untilPublished returns how long to wait until an issued certificate of a request can be
@@ -275,7 +281,7 @@ func (a *actor) keepUnpublished(ctx context.Context, request *certificatesv1.Cer
 // signServing issues a serving certificate. It is in no record, since it authenticates no request
 // to the API server.
 func (a *actor) signServing(ctx context.Context, in *inputs, d verifier.Decision) ([]byte, error) {
-	ca, err := a.issuer.ca(ctx, a.now())
+	ca, err := a.issuer.CA(ctx, a.now())
 	if err != nil {
 		return nil, err // the CA was available when the inputs were collected
 	}
@@ -320,7 +326,7 @@ func (a *actor) publish(ctx context.Context, request *certificatesv1.Certificate
 // since no signer serves its signer name. The denial is no decision of the rules, so neither a
 // counter nor an Event reports it. After a crash the hello may already be gone or closed.
 func (a *actor) closeHello(ctx context.Context, hello *certificatesv1.CertificateSigningRequest, proof string) error {
-	if hello == nil || stateOf(hello) != pending {
+	if hello == nil || csrstate.Of(hello) != csrstate.Pending {
 		return nil
 	}
 	a.lastWrites.setClosed(hello) // before the cache can show the denial

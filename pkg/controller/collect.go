@@ -19,23 +19,29 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/records"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
+	csrstate "github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
 // collector reads the inputs of decisions.
 type collector struct {
-	*Config
+	rules     *verifier.Rules
 	providers map[string]Provider
+	machines  MachineSource
+	// owned says that machines are objects that own their records.
+	owned bool
+	// trustUnnamed is Config.TrustUnnamed.
+	trustUnnamed bool
 	// cached reads requests from the cache, which may be stale. live reads from the API server.
 	cached, live client.Reader
 	records      *records.Store
 	retries      *fairqueue.Retries[waitingEvidence]
 	intake       *intake
 	lastWrites   lastWrites
-	// suspended returns the endorsement keys of suspended machines, from an informer. It is nil if
-	// revocation is off.
+	// suspended returns the endorsement keys of suspended machines, from an informer.
 	suspended func() (map[string]bool, error)
-	issuer    issuer
+	issuer    signing.Issuer
 
 	// indexMu is held while an index is made, so that concurrent workers do not make the same
 	// index.
@@ -116,7 +122,7 @@ func (c *collector) collect(ctx context.Context, object *certificatesv1.Certific
 		}
 		s.selectMachines()
 	}
-	if c.Owned != nil && (s.in.provider != nil || claim.Serving) { // the machines are known
+	if c.owned && (s.in.provider != nil || claim.Serving) { // the machines are known
 		s.in.markOrphans()
 	}
 	return s.in.complete(), nil
@@ -136,9 +142,6 @@ func (c *collector) addUnreadable(ctx context.Context, s *collection) bool {
 // may be stale. If a decision missed a new suspension, the enforcer revokes the certificate
 // afterwards.
 func (c *collector) addSuspensions(s *collection) {
-	if c.suspended == nil {
-		return
-	}
 	var err error
 	s.in.SuspendedEKs, err = c.suspended()
 	s.in.SuspensionsUnknown = err != nil
@@ -146,7 +149,7 @@ func (c *collector) addSuspensions(s *collection) {
 
 // addMachines adds the machines.
 func (c *collector) addMachines(ctx context.Context, s *collection) error {
-	machines, err := machinesOf(ctx, c.Machines, s.in.Now)
+	machines, err := machinesOf(ctx, c.machines, s.in.Now)
 	if err != nil {
 		return fmt.Errorf("machines: %w", err)
 	}
@@ -164,8 +167,8 @@ func (s *collection) selectMachines() {
 
 // addSigner adds whether a CA is available to sign. If none is, the CA's source reports why.
 func (c *collector) addSigner(ctx context.Context, s *collection) error {
-	if c.issuer.issues() {
-		_, err := c.issuer.ca(ctx, s.in.Now)
+	if c.issuer.Issues() {
+		_, err := c.issuer.CA(ctx, s.in.Now)
 		s.in.SignerUnavailable = err != nil
 	}
 	return nil
@@ -188,7 +191,7 @@ func (c *collector) addRecordsOfNodeRefs(ctx context.Context, s *collection) err
 
 // addToken adds the requester's bootstrap token, if the source knows it.
 func (c *collector) addToken(ctx context.Context, s *collection) error {
-	tokens, ok := c.Machines.(TokenSource)
+	tokens, ok := c.machines.(TokenSource)
 	if !ok {
 		return nil
 	}
@@ -242,13 +245,13 @@ func (c *collector) addEK(ctx context.Context, s *collection) error {
 // trustOnFirstUse sets ekNamed for an EK that the rules trust on first use, if Config.TrustUnnamed
 // allows that.
 func (c *collector) trustOnFirstUse(ctx context.Context, s *collection) error {
-	if s.in.ekNamed || !c.TrustUnnamed || !s.in.Token.Known {
+	if s.in.ekNamed || !c.trustUnnamed || !s.in.Token.Known {
 		return nil
 	}
 	if err := c.addRecords(ctx, s, v1alpha1.FieldMachine, s.in.Token.Machine.Name); err != nil {
 		return err
 	}
-	_, s.in.ekNamed = c.Rules.TrustsOnFirstUse(s.in.Input, s.in.ek)
+	_, s.in.ekNamed = c.rules.TrustsOnFirstUse(s.in.Input, s.in.ek)
 	return nil
 }
 
@@ -426,7 +429,7 @@ func (c *collector) addPendingProofs(ctx context.Context, s *collection) error {
 			return err
 		}
 		// A proof that another signer issued for is pending until its certificate is in the record.
-		r.ProofPending = proof != nil && string(proof.UID) == r.ProofUID && (stateOf(proof) != finished || awaits && len(proof.Status.Certificate) > 0)
+		r.ProofPending = proof != nil && string(proof.UID) == r.ProofUID && (!csrstate.Of(proof).Finished() || awaits && len(proof.Status.Certificate) > 0)
 	}
 	return nil
 }
@@ -444,5 +447,5 @@ func (c *collector) mayLackCertificate(ctx context.Context, record *v1alpha1.Nod
 		return false
 	}
 	proof, err := getRequest(ctx, c.cached, record.Status.Request.Name)
-	return err != nil || proof == nil || proof.UID != record.Status.Request.UID || stateOf(proof) != finished
+	return err != nil || proof == nil || proof.UID != record.Status.Request.UID || !csrstate.Of(proof).Finished()
 }

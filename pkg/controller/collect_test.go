@@ -15,6 +15,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/records"
+	csrstate "github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
@@ -201,7 +202,7 @@ func TestCAIsGoneBeforeTheSignature(t *testing.T) {
 			}
 			_, _ = in.reconcile(request)
 			in.intercept = nil
-			if got := k.get(request); stateOf(got) != approved {
+			if got := k.get(request); csrstate.Of(got) != csrstate.Approved {
 				k.Errorf("%s: %q", name, reasonsOf(got))
 			}
 			k.ca.leave(nil)

@@ -9,6 +9,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	csrstate "github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
@@ -127,7 +128,7 @@ func (c *Controller) situationOf(object *certificatesv1.CertificateSigningReques
 	_, challenges := provider.(Challenger)
 	return situation{
 		cacheInSync: c.records.InSync(), cacheKeepsUp: c.records.KeepsUp(),
-		pending: stateOf(object) == pending, waiting: c.retries.Waits(object.Name, object.UID), overdue: !now.Before(c.Rules.Deadline(object)),
+		pending: csrstate.Of(object) == csrstate.Pending, waiting: c.retries.Waits(object.Name, object.UID), overdue: !now.Before(c.Rules.Deadline(object)),
 		hello: claim.Hello, attests: provider != nil && !claim.Serving, challenges: challenges,
 		writes: c.mayWrite(claim),
 	}

@@ -13,7 +13,6 @@
 //   - reconcile.go: the ten steps
 //   - consistency.go: how stale the inputs of a decision may be
 //   - collect.go fills inputs.go, from machines.go, provider.go and lastwrites.go
-//   - issuer.go: this Controller signs, or another signer does
 //   - act.go, with unpublished.go; rehearsal.go, waiting.go, writeerror.go: the writes
 //   - report.go, recordevents.go, subject.go: log, metrics and Events
 //   - recorder.go: the record of each final decision
@@ -43,6 +42,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/decisionlog"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/records"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/revocation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
@@ -102,7 +102,7 @@ type Config struct {
 type Controller struct {
 	*Config
 	providers map[string]Provider
-	issuer    issuer
+	issuer    signing.Issuer
 	client    client.Client
 	// live reads from the API server.
 	live    client.Reader
@@ -111,9 +111,8 @@ type Controller struct {
 	retries *fairqueue.Retries[waitingEvidence]
 	listed  atomic.Pointer[listedMachines]
 
-	// waitingLimits bounds the writes of publishWaiting for each requester.
-	waitingLimits *fairqueue.Limiters
-
+	// enforcer is nil without Config.Revocation, and in audit mode.
+	enforcer    *revocation.Enforcer
 	intake      *intake
 	collector   *collector
 	actor       *actor
@@ -181,22 +180,26 @@ func New(config Config, clients Clients) (*Controller, error) {
 	}
 	c.client, c.live = clients.Client, clients.Live
 	c.records = records.NewStore(clients.Records, c.Namespace, c.Owned)
-	writes, recorder := lastWrites{lru.New(maxLastWrites)}, newRecorder(c.Config, c.issuer)
-	c.intake = &intake{Config: c.Config, queue: c.queue, cached: c.client}
+	c.reporter = newReporter(c.Config, clients, c.retries, c.issuer)
+	if c.enforcer, err = c.newEnforcer(clients); err != nil {
+		return nil, err
+	}
+	c.intake = &intake{rules: c.Rules, queue: c.queue, cached: c.client, summarized: c.Requests != nil, now: c.Now}
+	writes := lastWrites{lru.New(maxLastWrites)}
 	c.collector = &collector{
-		Config: c.Config, providers: c.providers, cached: c.client, live: c.live, records: c.records, retries: c.retries, intake: c.intake, lastWrites: writes, issuer: c.issuer,
+		rules: c.Rules, providers: c.providers, machines: c.Machines, owned: c.Owned != nil, trustUnnamed: c.TrustUnnamed,
+		cached: c.client, live: c.live, records: c.records, retries: c.retries, intake: c.intake, lastWrites: writes, suspended: c.enforcer.Suspended, issuer: c.issuer,
 	}
 	c.actor = &actor{
-		rules: c.Rules, client: c.client, records: c.records, issuer: c.issuer, operator: c.Limits, revocation: c.Revocation, challenged: c.Challenged, now: c.Now,
-		machineLimits: fairqueue.NewLimiters(c.Rates.Machine), lastWrites: writes,
+		rules: c.Rules, client: c.client, records: c.records, issuer: c.issuer, operator: c.Limits, enforcer: c.enforcer, challenged: c.Challenged, now: c.Now,
+		machineLimits: fairqueue.NewLimiters(c.Rates.Machine), lastWrites: writes, retries: c.retries, queue: c.queue, waitingLimits: fairqueue.NewLimiters(eventRate),
 	}
-	c.reporter = newReporter(c.Config, clients, c.retries, recorder, c.issuer)
-	c.issuedWatch = &issuedWatch{Config: c.Config, live: c.live, records: c.records, actor: c.actor, reporter: c.reporter}
-	c.noEvidence = &noEvidenceWatch{Config: c.Config, intake: c.intake, cached: c.client}
+	c.issuedWatch = &issuedWatch{rules: c.Rules, audit: c.Audit, metrics: c.Metrics, now: c.Now, live: c.live, records: c.records, actor: c.actor, reporter: c.reporter}
+	c.noEvidence = &noEvidenceWatch{intake: c.intake, cached: c.client, now: c.Now}
 	if c.Requests != nil {
 		c.Requests.providers = c.providers
 	}
-	return c, c.addEnforcer(clients)
+	return c, nil
 }
 
 // NewUnmanaged returns the queue of the requests in a cache. Its Start runs the Controller, in a
@@ -255,7 +258,7 @@ func (c *Controller) options(log logr.Logger) controller.Options {
 
 // newController checks a configuration. A missing field is an error: it must never disable a rule.
 func newController(config Config) (*Controller, error) {
-	c := &Controller{Config: &config, providers: map[string]Provider{}, issuer: newIssuer(config.CA)}
+	c := &Controller{Config: &config, providers: map[string]Provider{}, issuer: signing.NewIssuer(config.CA)}
 	switch {
 	case c.Rules == nil:
 		return nil, errors.New("controller: there are no rules")
@@ -301,7 +304,6 @@ func newController(config Config) (*Controller, error) {
 	c.queue = fairqueue.New(c.Rates, func(claim fairqueue.Claim) bool { return c.listed.Load().has(claim) },
 		func(ak string) bool { return c.records.HasAK(ak) })
 	c.retries = fairqueue.NewRetries[waitingEvidence]()
-	c.waitingLimits = fairqueue.NewLimiters(eventRate)
 	if c.Concurrency == 0 {
 		c.Concurrency = 16
 	}

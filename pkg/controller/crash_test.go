@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	csrstate "github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
 )
 
 // crashAfterWrite has a controller crash after its i-th write. It reports whether it got that far.
@@ -83,10 +84,10 @@ func TestCrashBeforeATurn(t *testing.T) {
 				next.settle()
 				after := k.get("taken")
 				switch {
-				case stateOf(before) == pending && name == "suspended":
+				case csrstate.Of(before) == csrstate.Pending && name == "suspended":
 					k.is("taken", "Denied/MachineSuspended")
-				case stateOf(before) == pending: // it starts over
-				case string(after.Status.Certificate) != string(before.Status.Certificate), len(before.Status.Certificate) == 0 && stateOf(after) != finished:
+				case csrstate.Of(before) == csrstate.Pending: // it starts over
+				case string(after.Status.Certificate) != string(before.Status.Certificate), len(before.Status.Certificate) == 0 && !csrstate.Of(after).Finished():
 					k.Errorf("%q, then %q, issued %t", reasonsOf(before), reasonsOf(after), len(after.Status.Certificate) > 0)
 				}
 			})
@@ -180,7 +181,7 @@ func TestApprovalIsSeenAfterThePublication(t *testing.T) {
 			return run()
 		}
 		in.once(name)
-		if stateOf(in.cached(name)) != approved || len(k.get(name).Status.Certificate) == 0 {
+		if csrstate.Of(in.cached(name)) != csrstate.Approved || len(k.get(name).Status.Certificate) == 0 {
 			k.Fatal("the cache does not lag")
 		}
 		if result := in.once(name); result.RequeueAfter > 0 {

@@ -17,7 +17,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/workqueue"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
@@ -65,10 +64,15 @@ type Acknowledgements interface {
 // accepted change is written into the machine's record, which the rules read. So the change stays
 // accepted, and is counted, until a source names the old EK again or the new TPM has enrolled.
 type ekChanges struct {
-	*Config
-	records *records.Store
-	actor   *actor
-	live    client.Reader
+	rules    *verifier.Rules
+	machines MachineSource
+	// acknowledgements are optional.
+	acknowledgements Acknowledgements
+	audit            bool
+	metrics          *telemetry.Metrics
+	now              func() time.Time
+	records          *records.Store
+	actor            *actor
 	// reporter records the Events.
 	reporter *reporter
 	log      logr.Logger
@@ -108,7 +112,8 @@ func (c ekChange) isNew() bool {
 // ekChanges returns the comparison of records and sources.
 func (c *Controller) ekChanges(log logr.Logger) *ekChanges {
 	return &ekChanges{
-		Config: c.Config, records: c.records, actor: c.actor, live: c.live, reporter: c.reporter, log: log,
+		rules: c.Rules, machines: c.Machines, acknowledgements: c.AcceptedEKChanges, audit: c.Audit, metrics: c.Metrics, now: c.Now,
+		records: c.records, actor: c.actor, reporter: c.reporter, log: log,
 		acknowledged: map[verifier.EKSource]acknowledgedChanges{},
 	}
 }
@@ -123,7 +128,7 @@ func (e *ekChanges) source() source.Source {
 
 func (e *ekChanges) run(ctx context.Context) {
 	interval := ekChangesInterval
-	if _, shared := e.Machines.(SharedSource); !shared {
+	if _, shared := e.machines.(SharedSource); !shared {
 		interval = ekChangesSlow
 	}
 	ticker := time.NewTicker(interval)
@@ -138,7 +143,7 @@ func (e *ekChanges) run(ctx context.Context) {
 			continue
 		}
 		last = time.Now()
-		if err := e.compare(ctx, e.Now()); err != nil && ctx.Err() == nil {
+		if err := e.compare(ctx, e.now()); err != nil && ctx.Err() == nil {
 			e.log.Error(nil, "cannot compare the records with the sources of EKs", "cause", text.Line(err.Error(), telemetry.MaxLogged))
 		}
 	}
@@ -151,12 +156,12 @@ func (e *ekChanges) compare(ctx context.Context, now time.Time) error {
 		return err
 	}
 	objects = slices.DeleteFunc(objects, func(o v1alpha1.NodeAttestation) bool {
-		return o.Spec.EK == nil || !e.Rules.RefusesUnnamed(verifier.EKSource(o.Spec.EK.Source))
+		return o.Spec.EK == nil || !e.rules.RefusesUnnamed(verifier.EKSource(o.Spec.EK.Source))
 	})
 	if len(objects) == 0 {
 		return nil // reading the machines costs an API call with some sources
 	}
-	known, err := machinesOf(ctx, e.Machines, now)
+	known, err := machinesOf(ctx, e.machines, now)
 	if err != nil {
 		return fmt.Errorf("machines: %w", err)
 	}
@@ -177,9 +182,9 @@ func (e *ekChanges) compare(ctx context.Context, now time.Time) error {
 		}
 		if machine != nil {
 			vouched[source]++
-			change.by, change.named = e.Rules.ContradictedBy(&record, machine)
+			change.by, change.named = e.rules.ContradictedBy(&record, machine)
 		}
-		if machine != nil && !machine.Disputed && e.Rules.NamesEK(machine, record.EK) {
+		if machine != nil && !machine.Disputed && e.rules.NamesEK(machine, record.EK) {
 			if record.EKReplacedBy != nil {
 				failed = append(failed, e.mark(ctx, object, nil))
 				e.log.Info("a source names the EK again", "node", record.NodeName, "machine", record.Machine.Name, "source", source)
@@ -199,7 +204,7 @@ func (e *ekChanges) compare(ctx context.Context, now time.Time) error {
 // settle accepts the changes of the records with one source, or holds them.
 func (e *ekChanges) settle(ctx context.Context, source verifier.EKSource, vouched int, changes []ekChange, now time.Time) error {
 	name := nameOfChanges(source, changes)
-	if e.AcceptedEKChanges != nil && slices.Contains(e.AcceptedEKChanges.AcknowledgedEKChanges(), name) {
+	if e.acknowledgements != nil && slices.Contains(e.acknowledgements.AcknowledgedEKChanges(), name) {
 		keys := map[string]bool{}
 		for _, change := range changes {
 			keys[change.key()] = true
@@ -223,15 +228,15 @@ func (e *ekChanges) settle(ctx context.Context, source verifier.EKSource, vouche
 	}
 	if free := max(freeEKChanges, vouched*freeEKPercent/100); counted <= free {
 		accept, held = append(accept, held...), nil
-		if !e.Audit {
+		if !e.audit {
 			e.reported.Forget(string(source))
 		}
 	} else {
 		e.hold(ctx, source, name, held, fmt.Sprintf("the EKs of %d of the %d machines with the source %s changed; at most %d are accepted without an acknowledgement",
 			counted, vouched, source, free), now)
 	}
-	e.Metrics.EKChanges(source, len(changes)-len(held), len(held))
-	if e.Audit { // no record is written
+	e.metrics.EKChanges(source, len(changes)-len(held), len(held))
+	if e.audit { // no record is written
 		if len(accept) > 0 && e.reported.MarkReported(string(source), name, now, ekChangesRemind) {
 			e.log.Info("a source names other EKs for machines: enforcement would refuse those in their records", "source", source, "change", name, "machines", len(accept))
 		}
@@ -246,7 +251,7 @@ func (e *ekChanges) settle(ctx context.Context, source verifier.EKSource, vouche
 	}
 	// All acknowledged changes are written. The acknowledgement is removed from the Secret, so that
 	// the same changes are held if they come again.
-	if err := e.AcceptedEKChanges.RemoveAcknowledgedEKChange(ctx, acknowledged.name); err != nil {
+	if err := e.acknowledgements.RemoveAcknowledgedEKChange(ctx, acknowledged.name); err != nil {
 		return err
 	}
 	delete(e.acknowledged, source)
@@ -289,7 +294,7 @@ func (e *ekChanges) hold(ctx context.Context, source verifier.EKSource, name str
 	}
 	cure := fmt.Sprintf("if the source is right, annotate the Secret of the challenge keys with %s=%s", sources.AnnotationAcceptEKChanges, name)
 	e.log.Error(nil, "a source names other EKs for too many machines: the change is held, and the records decide", "source", source,
-		"change", name, "why", why, "nodes", text.Names(nodes), "hint", cure, "audit", e.Audit)
+		"change", name, "why", why, "nodes", text.Names(nodes), "hint", cure, "audit", e.audit)
 	for _, change := range held[:min(len(held), text.MaxNames)] {
 		e.reporter.eventOnNamedNode(ctx, change.record.NodeName, corev1.EventTypeWarning, ReasonEKChangeHeld, fmt.Sprintf(
 			"%s names other endorsement keys for the machine. Its record decides, since %s; %s", change.by, why, cure))
@@ -312,7 +317,7 @@ func nameOfChanges(source verifier.EKSource, changes []ekChange) string {
 
 // mark writes into a record whether its EK is replaced, under the version that was compared.
 func (e *ekChanges) mark(ctx context.Context, object *v1alpha1.NodeAttestation, replacement *v1alpha1.EKReplacement) error {
-	if e.Audit {
+	if e.audit {
 		return nil
 	}
 	marked := object.DeepCopy()

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/records"
+	csrstate "github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
 )
 
 // finish completes the steps of a finished request that are missing after a crash, or because
@@ -32,15 +33,15 @@ func (c *Controller) finish(ctx context.Context, request *certificatesv1.Certifi
 			return err
 		}
 	}
-	if c.issuer.issues() && (hello == nil || stateOf(hello) != pending || c.actor.lastWrites.closed(hello)) {
+	if c.issuer.Issues() && (hello == nil || csrstate.Of(hello) != csrstate.Pending || c.actor.lastWrites.closed(hello)) {
 		return nil
 	}
 	record, err := c.recordNaming(ctx, request)
 	if record == nil || err != nil {
 		return err
 	}
-	if !c.issuer.issues() && !records.HasCertificateFor(record, request.UID) {
-		fingerprint, err := records.AddCertificate(record, request, request.Status.Certificate, c.Revocation.lastBefore(record), c.Now())
+	if !c.issuer.Issues() && !records.HasCertificateFor(record, request.UID) {
+		fingerprint, err := records.AddCertificate(record, request, request.Status.Certificate, c.enforcer.LastBefore(records.Requests(record)...), c.Now())
 		if err != nil {
 			return err
 		}
@@ -48,7 +49,7 @@ func (c *Controller) finish(ctx context.Context, request *certificatesv1.Certifi
 			return err
 		}
 		// this wakes a round that puts the certificate into the policies; the node has it already
-		c.Revocation.untilAccepted(record.Spec.NodeName, fingerprint)
+		c.enforcer.UntilAccepted(record.Spec.NodeName, fingerprint)
 		c.reporter.recorder.recordIssued(ctx, request, hello, c.records.Record(record))
 	}
 	if hello == nil || record.Status.Hello == nil || record.Status.Hello.UID != hello.UID {

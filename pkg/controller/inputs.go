@@ -9,10 +9,10 @@ import (
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/records"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
@@ -71,7 +71,7 @@ func (in *inputs) queueClaim() fairqueue.Claim {
 
 // isRecorded reports whether status.request of a record is this request.
 func (in *inputs) isRecorded() bool {
-	return slices.ContainsFunc(in.objects, func(r v1alpha1.NodeAttestation) bool { return isRecordOf(&r, in.Request.UID) })
+	return slices.ContainsFunc(in.objects, func(r v1alpha1.NodeAttestation) bool { return records.IsOf(&r, in.Request.UID) })
 }
 
 // recordFor returns a copy of the object that holds a machine's record, nil if there is none yet.
@@ -86,16 +86,7 @@ func (in *inputs) recordFor(machine verifier.MachineRef) *v1alpha1.NodeAttestati
 
 // has reports whether this version of a record is among the inputs.
 func (in *inputs) has(object *v1alpha1.NodeAttestation) bool {
-	return slices.ContainsFunc(in.objects, func(r v1alpha1.NodeAttestation) bool { return isSameVersion(&r, object) })
-}
-
-// isRecordOf reports whether status.request of a record is this request.
-func isRecordOf(record *v1alpha1.NodeAttestation, request types.UID) bool {
-	return record.Status.Request != nil && record.Status.Request.UID == request
-}
-
-func isSameVersion(a, b *v1alpha1.NodeAttestation) bool {
-	return a.UID == b.UID && a.ResourceVersion == b.ResourceVersion
+	return slices.ContainsFunc(in.objects, func(r v1alpha1.NodeAttestation) bool { return records.IsSameVersion(&r, object) })
 }
 
 // set adds a record, in place of another version of it.

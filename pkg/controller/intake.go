@@ -16,14 +16,18 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
+	csrstate "github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
 // intake passes the requests in the cache to the queue, with their flows.
 type intake struct {
-	*Config
-	queue  *fairqueue.Queue
-	cached client.Reader
+	rules *verifier.Rules
+	queue *fairqueue.Queue
+	// cached reads requests from the cache. summarized says that a RequestCache fills it.
+	cached     client.Reader
+	summarized bool
+	now        func() time.Time
 }
 
 // annotationSummary is an annotation that exists only in the cache: the summary of a pending
@@ -53,7 +57,7 @@ type summary struct {
 // is none.
 func (i *intake) summaryIn(object *certificatesv1.CertificateSigningRequest) (found summary, ok bool) {
 	value, ok := object.Annotations[annotationSummary]
-	if !ok || i.Requests == nil || json.Unmarshal([]byte(value), &found) != nil {
+	if !ok || !i.summarized || json.Unmarshal([]byte(value), &found) != nil {
 		return summary{}, false
 	}
 	return found, true
@@ -161,12 +165,12 @@ func (i *intake) rehearsalIsDone(object *certificatesv1.CertificateSigningReques
 	if !ok {
 		found.Judged = isJudged(object)
 	}
-	return challenged || found.Judged && !now.Before(i.Rules.Deadline(object))
+	return challenged || found.Judged && !now.Before(i.rules.Deadline(object))
 }
 
 // isOurs reports whether the rules decide on a request in the cache.
 func (i *intake) isOurs(object *certificatesv1.CertificateSigningRequest) bool {
-	return i.isDropped(object) || i.Rules.Matches(object)
+	return i.isDropped(object) || i.rules.Matches(object)
 }
 
 // observed passes the flow of each request to the queue when the cache adds, updates or deletes it,
@@ -185,15 +189,15 @@ func (i *intake) observed() predicate.Predicate {
 
 func (i *intake) observe(object client.Object) {
 	request, ok := object.(*certificatesv1.CertificateSigningRequest)
-	if !ok || stateOf(request) == finished || !i.isOurs(request) {
+	if !ok || csrstate.Of(request).Finished() || !i.isOurs(request) {
 		i.queue.Forget(object.GetName())
 		return
 	}
-	flow, now := i.flowOf(request), i.Now()
+	flow, now := i.flowOf(request), i.now()
 	expires, challenged := i.challengeExpiry(request, now)
 	// An approved request is signed, so it takes no token. Nor does a hello with an open challenge,
 	// which is only requeued (see limit).
-	flow.Unlimited = stateOf(request) == approved || challenged && now.Before(expires)
+	flow.Unlimited = csrstate.Of(request) == csrstate.Approved || challenged && now.Before(expires)
 	i.queue.Observe(request.Name, flow)
 }
 
@@ -203,10 +207,10 @@ func (i *intake) observe(object client.Object) {
 func (i *intake) onlyAnnotated(older, newer client.Object) bool {
 	o, ok := older.(*certificatesv1.CertificateSigningRequest)
 	n, ok2 := newer.(*certificatesv1.CertificateSigningRequest)
-	if !ok || !ok2 || o.UID != n.UID || o.ResourceVersion == n.ResourceVersion || stateOf(n) == finished || !i.isOurs(o) || !i.isOurs(n) {
+	if !ok || !ok2 || o.UID != n.UID || o.ResourceVersion == n.ResourceVersion || csrstate.Of(n).Finished() || !i.isOurs(o) || !i.isOurs(n) {
 		return false // another request, a resync, or a finished one, which Reconcile must see
 	}
-	now := i.Now()
+	now := i.now()
 	was, _ := i.challengeExpiry(o, now)
 	is, _ := i.challengeExpiry(n, now)
 	return was.Equal(is) && equality.Semantic.DeepEqual(o.Status, n.Status)

@@ -24,6 +24,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/records"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
 // AnnotationIssuedWithoutAttestation marks a request that was reported as issued without
@@ -84,7 +86,10 @@ func keepIssued(kept, request *certificatesv1.CertificateSigningRequest) {
 
 // issuedWatch reports certificates that were issued without attestation.
 type issuedWatch struct {
-	*Config
+	rules    *verifier.Rules
+	audit    bool
+	metrics  *telemetry.Metrics
+	now      func() time.Time
 	live     client.Reader
 	records  *records.Store
 	actor    *actor
@@ -102,7 +107,7 @@ func (w *issuedWatch) noticeIssued(ctx context.Context, object *certificatesv1.C
 	if err := w.live.Get(ctx, client.ObjectKeyFromObject(object), request); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if request.UID != object.UID || !issuedToNode(request) || w.Rules.IsServingRequest(request) {
+	if request.UID != object.UID || !issuedToNode(request) || w.rules.IsServingRequest(request) {
 		return ctrl.Result{}, nil
 	}
 	leaf, err := signing.Leaf(request.Status.Certificate)
@@ -111,7 +116,7 @@ func (w *issuedWatch) noticeIssued(ctx context.Context, object *certificatesv1.C
 		log.FromContext(ctx).Error(err, "a certificate was issued that does not parse", "request", request.Name)
 		return ctrl.Result{}, nil
 	}
-	if w.Now().After(leaf.NotAfter) { // records drop expired certificates
+	if w.now().After(leaf.NotAfter) { // records drop expired certificates
 		return ctrl.Result{}, nil
 	}
 	node := nodeOf(leaf)
@@ -133,7 +138,7 @@ func (w *issuedWatch) needsLiveCheck(object *certificatesv1.CertificateSigningRe
 	if _, only := object.Annotations[cachedIssued]; only && len(object.Status.Certificate) == 0 {
 		return true
 	}
-	if !issuedToNode(object) || w.Rules.IsServingRequest(object) {
+	if !issuedToNode(object) || w.rules.IsServingRequest(object) {
 		return false
 	}
 	leaf, err := signing.Leaf(object.Status.Certificate)
@@ -164,13 +169,13 @@ func nodeOf(leaf *x509.Certificate) string {
 
 // names reports whether a record names a request.
 func names(record *v1alpha1.NodeAttestation, request types.UID) bool {
-	return isRecordOf(record, request) || records.HasCertificateFor(record, request)
+	return records.IsOf(record, request) || records.HasCertificateFor(record, request)
 }
 
 // isUnattested reports whether a node that the policy lists as unattested requested a certificate
 // for its own name.
 func (w *issuedWatch) isUnattested(request *certificatesv1.CertificateSigningRequest, node string) bool {
-	return node != "" && request.Spec.Username == "system:node:"+node && w.Rules.IsUnattestedNode(node)
+	return node != "" && request.Spec.Username == "system:node:"+node && w.rules.IsUnattestedNode(node)
 }
 
 // reportIssued writes the request's annotation first, since other replicas read it. Then it reports
@@ -179,7 +184,7 @@ func (w *issuedWatch) reportIssued(ctx context.Context, request *certificatesv1.
 	sum := sha256.Sum256(leaf.Raw)
 	line := []any{
 		"request", request.Name, "signer", request.Spec.SignerName, "requester", request.Spec.Username,
-		"subject", text.Line(leaf.Subject.CommonName, 256), "sha256", hex.EncodeToString(sum[:]), "notAfter", leaf.NotAfter.UTC().Format(time.RFC3339), "audit", w.Audit,
+		"subject", text.Line(leaf.Subject.CommonName, 256), "sha256", hex.EncodeToString(sum[:]), "notAfter", leaf.NotAfter.UTC().Format(time.RFC3339), "audit", w.audit,
 	}
 	name := namedOther
 	switch {
@@ -189,10 +194,10 @@ func (w *issuedWatch) reportIssued(ctx context.Context, request *certificatesv1.
 	case len(found) > 0:
 		name = namedAttested
 	}
-	if w.Rules.Matches(request) && forgotten(request, found) {
+	if w.rules.Matches(request) && forgotten(request, found) {
 		name = namedForgotten
 	}
-	if w.Audit || name == namedForgotten {
+	if w.audit || name == namedForgotten {
 		if w.countIssued(request, name) {
 			log.FromContext(ctx).Info("a certificate was issued that no record names", append(line, "name", name)...)
 		}
@@ -233,9 +238,9 @@ func forgotten(request *certificatesv1.CertificateSigningRequest, found []v1alph
 
 // countIssued counts a request, and reports false if it has counted it before.
 func (w *issuedWatch) countIssued(request *certificatesv1.CertificateSigningRequest, name string) bool {
-	if !w.reporter.reported.MarkReported("issued/"+string(request.UID), "", w.Now(), 0) {
+	if !w.reporter.reported.MarkReported("issued/"+string(request.UID), "", w.now(), 0) {
 		return false
 	}
-	w.Metrics.IssuedWithoutAttestation(request.Spec.SignerName, w.Rules.Matches(request), name)
+	w.metrics.IssuedWithoutAttestation(request.Spec.SignerName, w.rules.Matches(request), name)
 	return true
 }

@@ -46,6 +46,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/records"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
+	csrstate "github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
@@ -256,7 +257,7 @@ func (s *server) patchStatus(ctx context.Context, _ client.Client, subresource s
 // check records forbidden writes. These are an approval when no record names the request, a second
 // approval for a node, and a certificate that is not in the record.
 func (s *server) check(ctx context.Context, before, after *certificatesv1.CertificateSigningRequest) {
-	approves := stateOf(before) == pending && stateOf(after) == approved && after.Status.Conditions[0].Reason == string(ReasonApproved)
+	approves := csrstate.Of(before) == csrstate.Pending && csrstate.Of(after) == csrstate.Approved && after.Status.Conditions[0].Reason == string(ReasonApproved)
 	issues := len(before.Status.Certificate) == 0 && len(after.Status.Certificate) > 0 && !slices.Contains(after.Spec.Usages, certificatesv1.UsageServerAuth)
 	if !approves && !issues {
 		return
@@ -274,7 +275,7 @@ func (s *server) check(ctx context.Context, before, after *certificatesv1.Certif
 		}
 		for _, other := range s.requests() {
 			signed := slices.ContainsFunc(list.Items, func(r v1alpha1.NodeAttestation) bool { return records.HasCertificateFor(&r, other.UID) })
-			if other.Name != after.Name && stateOf(&other) == approved && !signed && nodeIn(&other) == nodeIn(after) {
+			if other.Name != after.Name && csrstate.Of(&other) == csrstate.Approved && !signed && nodeIn(&other) == nodeIn(after) {
 				s.violated("%s is approved beside %s, which has no certificate yet", after.Name, other.Name)
 			}
 		}

@@ -43,7 +43,7 @@ type indexedMachines struct {
 // each slice. It returns nil for other sources: an index for a single decision costs more than
 // going through all machines.
 func (c *collector) indexOf(machines []verifier.Machine) *verifier.MachineIndex {
-	if _, shared := c.Machines.(SharedSource); !shared {
+	if _, shared := c.machines.(SharedSource); !shared {
 		return nil
 	}
 	c.indexMu.Lock()

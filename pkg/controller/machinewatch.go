@@ -60,9 +60,10 @@ const (
 
 // machineWatch follows the machines for the queue, and wakes requests that wait for them.
 type machineWatch struct {
-	*Config
-	queue   *fairqueue.Queue
-	retries *fairqueue.Retries[waitingEvidence]
+	machines MachineSource
+	now      func() time.Time
+	queue    *fairqueue.Queue
+	retries  *fairqueue.Retries[waitingEvidence]
 	// listed has the claims of machines in a source. They have a share of their own in the queue.
 	// It is nil until the machines are known.
 	listed *atomic.Pointer[listedMachines]
@@ -76,7 +77,7 @@ type machineWatch struct {
 }
 
 func (c *Controller) machineWatch(log logr.Logger) *machineWatch {
-	return &machineWatch{Config: c.Config, queue: c.queue, retries: c.retries, listed: &c.listed, records: c.records, log: log}
+	return &machineWatch{machines: c.Machines, now: c.Now, queue: c.queue, retries: c.retries, listed: &c.listed, records: c.records, log: log}
 }
 
 // source runs the watch as long as the Controller runs, on the leader.
@@ -89,7 +90,7 @@ func (w *machineWatch) source() source.Source {
 
 func (w *machineWatch) run(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
 	interval := machinesInterval
-	_, shared := w.Machines.(SharedSource)
+	_, shared := w.machines.(SharedSource)
 	if !shared {
 		interval = machinesSlow
 	}
@@ -121,11 +122,11 @@ func (w *machineWatch) compare(ctx context.Context, queue workqueue.TypedRateLim
 		w.recordsKnown = true
 		w.queue.Reclassify()
 	}
-	machines, err := machinesOf(ctx, w.Machines, w.Now())
+	machines, err := machinesOf(ctx, w.machines, w.now())
 	if err != nil {
 		return err
 	}
-	_, shared := w.Machines.(SharedSource)
+	_, shared := w.machines.(SharedSource)
 	before := w.listed.Load()
 	if shared && before != nil && isSameSlice(machines, w.last) {
 		return nil

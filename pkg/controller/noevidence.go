@@ -16,6 +16,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
+	csrstate "github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
 )
 
 const (
@@ -29,7 +30,7 @@ const (
 // noEvidenceWatch counts the requests that kubelets made by themselves, and logs that there are
 // some. On a standby replica the count is 0.
 type noEvidenceWatch struct {
-	*Config
+	now    func() time.Time
 	intake *intake
 	cached client.Reader
 	count  atomic.Int64
@@ -57,7 +58,7 @@ func (w *noEvidenceWatch) run(ctx context.Context, log logr.Logger) {
 			continue // the cache is not filled yet
 		}
 		w.count.Store(int64(len(found)))
-		if len(found) > 0 && logged.MarkReported("", "", w.Now(), noEvidenceRemind) {
+		if len(found) > 0 && logged.MarkReported("", "", w.now(), noEvidenceRemind) {
 			log.Info("pending requests of kubelets have no evidence; kubectl attest pending shows their nodes",
 				"requests", len(found), "names", text.Names(found))
 		}
@@ -72,8 +73,8 @@ func (w *noEvidenceWatch) find(ctx context.Context) (names []string, err error) 
 	}
 	for i := range all.Items {
 		request := &all.Items[i]
-		if request.Spec.SignerName == certificatesv1.KubeAPIServerClientKubeletSignerName && stateOf(request) == pending &&
-			w.Now().Sub(request.CreationTimestamp.Time) >= noEvidenceAge && !w.intake.isOurs(request) {
+		if request.Spec.SignerName == certificatesv1.KubeAPIServerClientKubeletSignerName && csrstate.Of(request) == csrstate.Pending &&
+			w.now().Sub(request.CreationTimestamp.Time) >= noEvidenceAge && !w.intake.isOurs(request) {
 			names = append(names, request.Name)
 		}
 	}

@@ -48,8 +48,7 @@ func TestRequestsWithoutEvidenceAreCounted(t *testing.T) {
 		}
 		cached := &atomic.Pointer[[]certificatesv1.CertificateSigningRequest]{}
 		cached.Store(&items)
-		config := &Config{Rules: must(verifier.New(policy())), Now: time.Now}
-		w := &noEvidenceWatch{Config: config, intake: &intake{Config: config}, cached: requestList{nil, cached}}
+		w := &noEvidenceWatch{intake: &intake{rules: must(verifier.New(policy())), now: time.Now}, cached: requestList{nil, cached}, now: time.Now}
 		var lines atomic.Int64
 		log := funcr.New(func(_, _ string) { lines.Add(1) }, funcr.Options{})
 		ctx, stop := context.WithCancel(t.Context())

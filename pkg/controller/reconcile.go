@@ -9,6 +9,7 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -44,7 +45,7 @@ func (c *Controller) Reconcile(ctx context.Context, key ctrl.Request) (result ct
 	}
 
 	// 2. Classify it. Most events leave nothing to decide.
-	if stateOf(request) == finished { // if it is a hello, the cache shows that it is closed
+	if csrstate.Of(request).Finished() { // if it is a hello, the cache shows that it is closed
 		c.actor.lastWrites.forget(request)
 	}
 	if !c.intake.isOurs(request) {
@@ -53,14 +54,14 @@ func (c *Controller) Reconcile(ctx context.Context, key ctrl.Request) (result ct
 	}
 	defer func() { result, err = c.retryRefusedWrite(ctx, request, result, err) }()
 	restored := false
-	switch stateOf(request) {
-	case finished:
+	switch state := csrstate.Of(request); {
+	case state.Finished():
 		c.forget(request.Name)
 		if err := c.finish(ctx, request); err != nil {
 			return ctrl.Result{}, err
 		}
 		return c.issuedWatch.noticeIssued(ctx, request)
-	case approved:
+	case state == csrstate.Approved:
 		if wait := c.actor.untilPublished(request); wait > 0 {
 			return ctrl.Result{RequeueAfter: wait}, nil
 		}
@@ -68,7 +69,7 @@ func (c *Controller) Reconcile(ctx context.Context, key ctrl.Request) (result ct
 		if err := c.live.Get(ctx, key.NamespacedName, request); err != nil {
 			return ctrl.Result{}, client.IgnoreNotFound(err)
 		}
-	case pending:
+	case state == csrstate.Pending:
 		expires, challenged := c.intake.challengeExpiry(request, now)
 		if c.intake.rehearsalIsDone(request, challenged, now) {
 			return ctrl.Result{}, nil
@@ -134,7 +135,7 @@ func (c *Controller) Reconcile(ctx context.Context, key ctrl.Request) (result ct
 			if err == nil {
 				c.reporter.report(ctx, in, d, done, took)
 			}
-			if err != nil || !c.issuer.issues() {
+			if err != nil || !c.issuer.Issues() {
 				return c.retryConflict(ctx, request, now, ctrl.Result{}, err)
 			}
 			// Sign now, without reading again what this call wrote. The rules judge all of it
@@ -193,8 +194,11 @@ func (c *Controller) mayWrite(claim verifier.Claim) bool { return !c.Audit || cl
 func (c *Controller) carryOut(ctx context.Context, in *inputs, d verifier.Decision, warnings verifier.Refusals) (done written, err error) {
 	switch {
 	case d.Outcome == verifier.Wait:
-		done.requeueAfter = c.wait(ctx, in, d)
-	case d.Outcome == verifier.Ignore && !c.issuer.issues() && in.isRecorded():
+		done.requeueAfter = c.actor.wait(in, d)
+		if c.mayWrite(in.claim) {
+			c.reporter.reportUnpublished(ctx, in.Request, c.actor.publishWaiting(ctx, in, d.Refusals.Reason()))
+		}
+	case d.Outcome == verifier.Ignore && !c.issuer.Issues() && in.isRecorded():
 		// another signer issues it; JudgeUnsigned fails it at the deadline
 		done.requeueAfter = max(c.Rules.Deadline(in.Request).Sub(in.Now), time.Second)
 	case c.mayWrite(in.claim):
@@ -229,8 +233,8 @@ func (c *Controller) forget(name string) {
 // rules may refuse what the rules let pass: the machine's rate limit, and a revocation since the
 // hello.
 func (c *Controller) judge(in *inputs) verifier.Decision {
-	if stateOf(in.Request) == approved {
-		return c.refuseRevoked(in, c.issuer.judge(c.Rules, in))
+	if csrstate.Of(in.Request) == csrstate.Approved {
+		return c.refuseRevoked(in, c.issuer.Judge(c.Rules, in.Input, in.isRecorded()))
 	}
 	d := c.refuseRevoked(in, c.Rules.Judge(in.Input))
 	if d.Outcome == verifier.Approve && !c.actor.machineLimits.Ready(d.Grant.Record.Machine.Name, c.Now()) {
@@ -242,7 +246,14 @@ func (c *Controller) judge(in *inputs) verifier.Decision {
 // refuseRevoked refuses a proof that the rules would approve or sign if the node was revoked since
 // the hello: a thief may have the key. The node may start over at once, with a new key.
 func (c *Controller) refuseRevoked(in *inputs, d verifier.Decision) verifier.Decision {
-	if d.Outcome != verifier.Approve && d.Outcome != verifier.Sign || !c.Revocation.revokedSince(d.Grant.NodeName, in.Request, in.Hello) {
+	if d.Outcome != verifier.Approve && d.Outcome != verifier.Sign {
+		return d
+	}
+	requests := []types.UID{in.Request.UID}
+	if in.Hello != nil {
+		requests = append(requests, in.Hello.UID)
+	}
+	if !c.enforcer.RevokedSince(d.Grant.NodeName, requests...) {
 		return d
 	}
 	refused := verifier.Decision{Class: d.Class, Outcome: verifier.Deny, Refusals: verifier.Refusals{{
@@ -302,24 +313,4 @@ func (c *Controller) retryRefusedWrite(ctx context.Context, request *certificate
 		return ctrl.Result{RequeueAfter: refusedVerdictDelay}, nil
 	}
 	return result, err
-}
-
-// state is a request's progress, as far as decisions depend on it.
-type state int
-
-const (
-	pending state = iota + 1
-	approved
-	// finished: nothing is left to decide or to sign.
-	finished
-)
-
-func stateOf(object *certificatesv1.CertificateSigningRequest) state {
-	switch csrstate.Of(object) {
-	case csrstate.Pending:
-		return pending
-	case csrstate.Approved:
-		return approved
-	}
-	return finished
 }

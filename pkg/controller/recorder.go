@@ -46,8 +46,13 @@ const (
 
 // recorder makes the records of final decisions.
 type recorder struct {
-	*Config
-	issuer        issuer
+	rules     *verifier.Rules
+	decisions decisionlog.Config
+	// source is the source of the machines, as in records.
+	source        string
+	audit         bool
+	now           func() time.Time
+	issuer        signing.Issuer
 	deniedRecords *fairqueue.Limiters
 	deniedArchive *fairqueue.Limiters
 	// recorded has the IDs of the last records, so that none is made twice. Audit mode decides on a
@@ -59,9 +64,13 @@ type recorder struct {
 	unrecorded *lru.Cache
 }
 
-func newRecorder(config *Config, issuer issuer) *recorder {
+func newRecorder(config *Config, issuer signing.Issuer) *recorder {
+	source := records.SourceInventory
+	if config.Owned != nil {
+		source = config.Owned.Source
+	}
 	return &recorder{
-		Config: config, issuer: issuer,
+		rules: config.Rules, decisions: config.Decisions, source: source, audit: config.Audit, now: config.Now, issuer: issuer,
 		deniedRecords: fairqueue.NewLimiters(deniedRecordRate), deniedArchive: fairqueue.NewLimiters(deniedArchiveRate),
 		unrecorded: lru.New(maxUnrecorded),
 	}
@@ -83,11 +92,11 @@ func (r *recorder) outcomeOf(object *certificatesv1.CertificateSigningRequest, d
 	case verifier.ApproveUnattested:
 		return decisionlog.Approved
 	case verifier.Approve:
-		if !r.issuer.issues() || r.Audit {
+		if !r.issuer.Issues() || r.audit {
 			return decisionlog.Approved
 		}
 	case verifier.ApproveServing:
-		if !r.Rules.SignsServing(object.Spec.SignerName) || r.Audit {
+		if !r.rules.SignsServing(object.Spec.SignerName) || r.audit {
 			return decisionlog.Approved
 		}
 	}
@@ -102,7 +111,7 @@ func (r *recorder) record(in *inputs, d verifier.Decision, done written, about S
 		return nil
 	}
 	record := r.newRecord(in.Request, in.Hello, outcome, in.Now)
-	record.Audit, record.Class, record.Reason = r.Audit, d.Class.String(), reason
+	record.Audit, record.Class, record.Reason = r.audit, d.Class.String(), reason
 	if len(d.Refusals) > 0 {
 		record.Message = telemetry.Message(d.Refusals.Error())
 	}
@@ -130,7 +139,7 @@ func (r *recorder) record(in *inputs, d verifier.Decision, done written, about S
 // signer issued it, or the controller was killed too early. It takes the facts from the
 // NodeAttestation. If Config.Decisions has no log, the record goes into the process log.
 func (r *recorder) recordIssued(ctx context.Context, object, hello *certificatesv1.CertificateSigningRequest, attested verifier.Record) {
-	record := r.newRecord(object, hello, decisionlog.Issued, r.Now())
+	record := r.newRecord(object, hello, decisionlog.Issued, r.now())
 	record.Recovered, record.Reason = true, string(ReasonApproved)
 	record.Node, record.Machine = recordedNode(attested.NodeName, attested.ProviderID), r.recordedMachine(attested.Machine)
 	if record.Evidence != nil {
@@ -151,7 +160,7 @@ func (r *recorder) newRecord(object, hello *certificatesv1.CertificateSigningReq
 		APIVersion: decisionlog.APIVersion, Kind: decisionlog.Kind,
 		ID:   string(object.UID) + "/" + string(outcome),
 		Time: decisionlog.Time{Time: now}, Outcome: outcome,
-		Controller: r.Decisions.Controller, Cluster: r.Decisions.Cluster,
+		Controller: r.decisions.Controller, Cluster: r.decisions.Cluster,
 		Request: recordedRequest(object), Requester: RequesterOf(object.Spec),
 	}
 	if hello != nil {
@@ -172,8 +181,8 @@ func (r *recorder) recordApplied(a revocation.Application) *decisionlog.Revocati
 	document := &decisionlog.Revocation{
 		APIVersion: decisionlog.APIVersion, Kind: decisionlog.KindRevocation,
 		ID:   fmt.Sprintf("%s/%s/%s", a.Record.UID, a.Record.ResourceVersion, a.Action),
-		Time: decisionlog.Time{Time: r.Now()}, Action: decisionlog.Action(a.Action), Reason: a.Reason, Object: a.Object,
-		Controller: r.Decisions.Controller, Cluster: r.Decisions.Cluster,
+		Time: decisionlog.Time{Time: r.now()}, Action: decisionlog.Action(a.Action), Reason: a.Reason, Object: a.Object,
+		Controller: r.decisions.Controller, Cluster: r.decisions.Cluster,
 		Node:    decisionlog.Node{Name: spec.NodeName, ProviderID: text.Line(spec.ProviderID, maxRecordedProviderID)},
 		Machine: decisionlog.Machine{Source: spec.Machine.Source, Name: spec.Machine.Name, UID: string(spec.Machine.UID)},
 	}
@@ -188,17 +197,17 @@ func (r *recorder) recordApplied(a revocation.Application) *decisionlog.Revocati
 			SHA256: decisionlog.Digest(c.SHA256), Serial: c.Serial, NotAfter: decisionlog.Time{Time: c.NotAfter.Time},
 		})
 	}
-	if r.Decisions.Log == nil {
+	if r.decisions.Log == nil {
 		return document
 	}
-	r.Decisions.Log.AddRevocation(document)
+	r.decisions.Log.AddRevocation(document)
 	return nil
 }
 
 // keep adds the certificate, if there is one, and logs a record, each ID once. If Config.Decisions
 // has no log, it returns the record.
 func (r *recorder) keep(object, hello *certificatesv1.CertificateSigningRequest, chain []byte, record *decisionlog.Record) *decisionlog.Record {
-	denied, requester, now := record.Outcome == decisionlog.Denied, object.Spec.Username, r.Now()
+	denied, requester, now := record.Outcome == decisionlog.Denied, object.Spec.Username, r.now()
 	if !r.recorded.MarkReported(record.ID, "", now, 0) {
 		return nil
 	}
@@ -211,16 +220,16 @@ func (r *recorder) keep(object, hello *certificatesv1.CertificateSigningRequest,
 	if leaf, err := signing.Leaf(chain); err == nil {
 		der, record.Certificate = leaf.Raw, certificateOfRecord(leaf)
 	}
-	if r.Decisions.Log == nil {
+	if r.decisions.Log == nil {
 		return record
 	}
-	if r.Decisions.Archive && isWhole(object) && (!denied || r.deniedArchive.Take(requester, now)) {
+	if r.decisions.Archive && isWhole(object) && (!denied || r.deniedArchive.Take(requester, now)) {
 		record.Archive = &decisionlog.Archive{Request: archived(object), Certificate: der}
 		if hello != nil && isWhole(hello) {
 			record.Archive.Hello = archived(hello)
 		}
 	}
-	r.Decisions.Log.Add(record)
+	r.decisions.Log.Add(record)
 	return nil
 }
 
@@ -250,11 +259,7 @@ func (r *recorder) recordedMachine(ref verifier.MachineRef) *decisionlog.Machine
 	if ref.Name == "" {
 		return nil
 	}
-	source := records.SourceInventory
-	if r.Owned != nil {
-		source = r.Owned.Source
-	}
-	return &decisionlog.Machine{Source: source, Name: text.Line(ref.Name, maxName), UID: text.Line(ref.UID, maxName)}
+	return &decisionlog.Machine{Source: r.source, Name: text.Line(ref.Name, maxName), UID: text.Line(ref.UID, maxName)}
 }
 
 func recordedNode(name, providerID string) *decisionlog.Node {

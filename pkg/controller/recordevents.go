@@ -23,7 +23,7 @@ func (r *reporter) describe(in *inputs, d verifier.Decision, done written) strin
 	case d.Outcome == verifier.Challenge:
 		return "the hello is answered by a challenge"
 	case d.Outcome == verifier.Rehearsed:
-		return passedText(r.Rules, in, d)
+		return passedText(r.rules, in, d)
 	case d.Outcome == verifier.Approve:
 		return fmt.Sprintf("the evidence of machine %s was accepted: signer %s may issue a certificate for node %s",
 			d.Grant.Record.Machine.Name, in.Request.Spec.SignerName, d.Grant.NodeName)
@@ -56,7 +56,7 @@ func (r *reporter) warnOwner(in *inputs, d verifier.Decision, done written, reas
 		if in.Request.Spec.Username != "system:node:"+record.Spec.NodeName {
 			continue
 		}
-		if !r.reported.MarkReported("record/"+string(record.UID)+"/"+reason, "", r.Now(), time.Minute) {
+		if !r.reported.MarkReported("record/"+string(record.UID)+"/"+reason, "", r.now(), time.Minute) {
 			continue
 		}
 		r.eventOnRecord(record, corev1.EventTypeWarning, reason, text.Quote(in.Request.Name, maxName)+": "+message)

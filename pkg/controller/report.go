@@ -14,36 +14,48 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/go-logr/logr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
 // reporter reports decisions.
 type reporter struct {
-	*Config
-	live   client.Reader
-	events events.EventRecorder
+	rules   *verifier.Rules
+	audit   bool
+	metrics *telemetry.Metrics
+	now     func() time.Time
+	live    client.Reader
+	events  events.EventRecorder
 	// recordEvents records Events on records and on the machines that own them.
 	recordEvents events.EventRecorder
 	retries      *fairqueue.Retries[waitingEvidence]
 	recorder     *recorder
-	issuer       issuer
+	issuer       signing.Issuer
 	// eventLimits bounds the Events about denied and waiting requests of each requester.
 	eventLimits *fairqueue.Limiters
 	// reported has what was reported: NODE/REASON, record/UID/REASON, and requests, which were
 	// counted (issued/UID) or could not be written (UID/WriteRefused).
 	reported telemetry.Once
+	// revocationLog has the log lines about revocations.
+	revocationLog logr.Logger
 }
 
-func newReporter(config *Config, clients Clients, retries *fairqueue.Retries[waitingEvidence], recorder *recorder, issuer issuer) *reporter {
-	return &reporter{
-		Config: config, live: clients.Live, events: telemetry.NewDedupRecorder(clients.Events),
-		recordEvents: telemetry.NewDedupRecorder(clients.RecordEvents), retries: retries, recorder: recorder, issuer: issuer,
+func newReporter(config *Config, clients Clients, retries *fairqueue.Retries[waitingEvidence], issuer signing.Issuer) *reporter {
+	r := &reporter{
+		rules: config.Rules, audit: config.Audit, metrics: config.Metrics, now: config.Now,
+		live: clients.Live, events: telemetry.NewDedupRecorder(clients.Events),
+		recordEvents: telemetry.NewDedupRecorder(clients.RecordEvents), retries: retries, recorder: newRecorder(config, issuer), issuer: issuer,
 		eventLimits: fairqueue.NewLimiters(eventRate),
 	}
+	if config.Revocation != nil {
+		r.revocationLog = config.Revocation.Log
+	}
+	return r
 }
 
 // eventRate bounds the Events about denied and waiting requests of one requester: an Event costs
@@ -87,22 +99,22 @@ func (r *reporter) report(ctx context.Context, in *inputs, d verifier.Decision, 
 	if in.claim.Rehearsal {
 		return // its verdict is in the request, and nothing was decided
 	}
-	r.Metrics.Decided(object, d, reason, took, r.Now())
+	r.metrics.Decided(object, d, reason, took, r.now())
 	r.warnOwner(in, d, done, reason, about.note(message))
 	for _, warning := range d.Warnings {
 		r.event(ctx, object, node, corev1.EventTypeWarning, string(warning.Reason), about.note(warning.Message))
 	}
 	note := about.note(message)
 	switch {
-	case d.Outcome == verifier.Challenge, d.Outcome == verifier.Approve && r.issuer.issues():
+	case d.Outcome == verifier.Challenge, d.Outcome == verifier.Approve && r.issuer.Issues():
 		// An intermediate step. An Event would cost as much as the step.
 	case done.record != nil:
 		// The record gets the Event instead of the request, whose conditions already say so.
 		r.eventOnRecord(done.record, corev1.EventTypeNormal, reason, text.Quote(object.Name, maxName)+": "+note)
 		r.eventOnNode(ctx, object, node, corev1.EventTypeNormal, reason, note)
-	case d.Outcome == verifier.Wait && !r.eventLimits.Take(object.Spec.Username, r.Now()):
+	case d.Outcome == verifier.Wait && !r.eventLimits.Take(object.Spec.Username, r.now()):
 		// A waiting request over the limit gets no Event.
-	case d.Outcome == verifier.Deny && !r.eventLimits.Take(object.Spec.Username, r.Now()):
+	case d.Outcome == verifier.Deny && !r.eventLimits.Take(object.Spec.Username, r.now()):
 		// A denied request over the limit gets only an Event on its Node.
 		r.eventOnNode(ctx, object, node, corev1.EventTypeWarning, reason, note)
 	case d.Outcome == verifier.Deny, d.Outcome == verifier.Fail, d.Outcome == verifier.ApproveUnattested:
@@ -116,7 +128,7 @@ func (r *reporter) report(ctx context.Context, in *inputs, d verifier.Decision, 
 func (r *reporter) log(ctx context.Context, in *inputs, d verifier.Decision, done written, about Subject, reason, message string) {
 	line := append([]any{
 		"request", in.Request.Name, "signer", in.Request.Spec.SignerName, "requester", in.Request.Spec.Username,
-		"outcome", d.Outcome.String(), "reason", reason, "message", message, "audit", r.Audit,
+		"outcome", d.Outcome.String(), "reason", reason, "message", message, "audit", r.audit,
 	}, about.fields()...)
 	if len(d.Warnings) > 0 {
 		line = append(line, "warnings", d.Warnings.Error())
@@ -141,7 +153,7 @@ func (r *reporter) eventOnNode(ctx context.Context, object *certificatesv1.Certi
 		return
 	}
 	key := node + "/" + reason
-	if !r.reported.MarkReported(key, "", r.Now(), time.Minute) {
+	if !r.reported.MarkReported(key, "", r.now(), time.Minute) {
 		return
 	}
 	regarding := nodeReference(object, node)

@@ -20,6 +20,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
+	csrstate "github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
@@ -103,7 +104,7 @@ func (r *RequestCache) reducing(lw toolscache.ListerWatcher) toolscache.ListerWa
 
 // reduce returns the part of a request that the cache keeps.
 func (r *RequestCache) reduce(request *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequest {
-	refused := stateOf(request) == finished && len(request.Status.Certificate) == 0
+	refused := csrstate.Of(request).Finished() && len(request.Status.Certificate) == 0
 	if refused || !r.rules.Matches(request) {
 		return trimmed(request)
 	}
@@ -116,7 +117,7 @@ func (r *RequestCache) reduce(request *certificatesv1.CertificateSigningRequest)
 		kept.Spec.Request = append([]byte(nil), kept.Spec.Request[:attestation.MaxRequestSize+1]...)
 	}
 	// only approvers can change the state, so the budget need not count it
-	if stateOf(kept) != pending {
+	if csrstate.Of(kept) != csrstate.Pending {
 		return kept
 	}
 	found := summarize(r.rules, r.providers, kept, request.Annotations[attestation.AnnotationOrigin])

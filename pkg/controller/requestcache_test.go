@@ -4,7 +4,6 @@ package controller
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"reflect"
 	"runtime"
@@ -28,7 +27,7 @@ import (
 )
 
 // bounded is the intake of a Controller with a RequestCache.
-var bounded = &intake{Config: &Config{Requests: &RequestCache{}}}
+var bounded = &intake{summarized: true}
 
 // The cache keeps whole what may be decided on, and of all else that it is there.
 func TestRequestsAreTrimmed(t *testing.T) {
@@ -63,35 +62,35 @@ func TestRequestsAreTrimmed(t *testing.T) {
 	for name, c := range map[string]struct {
 		request *certificatesv1.CertificateSigningRequest
 		size    int
-		state   state
+		state   csrstate.State
 	}{
-		"ours":                   {request("example.com/tpm", 100), 100, pending},
-		"ours, approved":         {request("example.com/tpm", 100, certificatesv1.CertificateApproved), 100, approved},
-		"ours, issued":           {issued, 100, finished},
-		"ours, denied":           {request("example.com/tpm", 100, certificatesv1.CertificateDenied), 0, finished},
-		"ours, failed":           {request("example.com/tpm", 100, certificatesv1.CertificateApproved, certificatesv1.CertificateFailed), 0, finished},
-		"ours, lower case":       {request("example.com/tpm", 100, "approved"), 0, finished},
-		"ours, lower case, too":  {request("example.com/tpm", 100, certificatesv1.CertificateApproved, "approved"), 0, finished},
-		"ours, capitals, before": {request("example.com/tpm", 100, "APPROVED", certificatesv1.CertificateApproved), 0, finished},
-		"ours, with a blank":     {request("example.com/tpm", 100, "Approved "), 0, finished},
-		"ours, others' type":     {request("example.com/tpm", 100, certificatesv1.CertificateApproved, "Acme"), 0, finished},
-		"ours, as it may":        {request("example.com/tpm", attestation.MaxRequestSize), attestation.MaxRequestSize, pending},
-		"ours, too long":         {request("example.com/tpm", 1<<20), attestation.MaxRequestSize + 1, pending},
-		"left alone":             {leftAlone, 100, pending},
-		"another provider's, of a node that is left alone": {elsewhere, 0, pending},
-		"another's":       {request("example.com/other", 1<<20), 0, pending},
-		"another's, done": {request("example.com/other", 1<<20, certificatesv1.CertificateApproved), 0, approved},
+		"ours":                   {request("example.com/tpm", 100), 100, csrstate.Pending},
+		"ours, approved":         {request("example.com/tpm", 100, certificatesv1.CertificateApproved), 100, csrstate.Approved},
+		"ours, issued":           {issued, 100, csrstate.Issued},
+		"ours, denied":           {request("example.com/tpm", 100, certificatesv1.CertificateDenied), 0, csrstate.Denied},
+		"ours, failed":           {request("example.com/tpm", 100, certificatesv1.CertificateApproved, certificatesv1.CertificateFailed), 0, csrstate.Failed},
+		"ours, lower case":       {request("example.com/tpm", 100, "approved"), 0, csrstate.Closed},
+		"ours, lower case, too":  {request("example.com/tpm", 100, certificatesv1.CertificateApproved, "approved"), 0, csrstate.Closed},
+		"ours, capitals, before": {request("example.com/tpm", 100, "APPROVED", certificatesv1.CertificateApproved), 0, csrstate.Closed},
+		"ours, with a blank":     {request("example.com/tpm", 100, "Approved "), 0, csrstate.Closed},
+		"ours, others' type":     {request("example.com/tpm", 100, certificatesv1.CertificateApproved, "Acme"), 0, csrstate.Closed},
+		"ours, as it may":        {request("example.com/tpm", attestation.MaxRequestSize), attestation.MaxRequestSize, csrstate.Pending},
+		"ours, too long":         {request("example.com/tpm", 1<<20), attestation.MaxRequestSize + 1, csrstate.Pending},
+		"left alone":             {leftAlone, 100, csrstate.Pending},
+		"another provider's, of a node that is left alone": {elsewhere, 0, csrstate.Pending},
+		"another's":       {request("example.com/other", 1<<20), 0, csrstate.Pending},
+		"another's, done": {request("example.com/other", 1<<20, certificatesv1.CertificateApproved), 0, csrstate.Approved},
 	} {
 		concerned := rules.Matches(c.request)
 		got := NewRequestCache(rules).reduce(c.request)
-		if len(got.Spec.Request) != c.size || cap(got.Spec.Request) > 2*attestation.MaxRequestSize || stateOf(got) != c.state || rules.Matches(got) != concerned {
-			t.Errorf("%s: %d bytes, of %d, %v", name, len(got.Spec.Request), cap(got.Spec.Request), stateOf(got))
+		if len(got.Spec.Request) != c.size || cap(got.Spec.Request) > 2*attestation.MaxRequestSize || csrstate.Of(got) != c.state || rules.Matches(got) != concerned {
+			t.Errorf("%s: %d bytes, of %d, %v", name, len(got.Spec.Request), cap(got.Spec.Request), csrstate.Of(got))
 		}
 		kept := metav1.ObjectMeta{Name: "r", UID: "u", ResourceVersion: "7", CreationTimestamp: c.request.CreationTimestamp}
 		if c.size > 0 {
 			kept.Annotations = map[string]string{attestation.AnnotationChallenge: "c"}
 		}
-		if _, claimed := bounded.summaryIn(got); claimed != (c.size > 0 && c.state == pending) || bounded.isDropped(got) {
+		if _, claimed := bounded.summaryIn(got); claimed != (c.size > 0 && c.state == csrstate.Pending) || bounded.isDropped(got) {
 			t.Errorf("%s: %q", name, got.Annotations)
 		}
 		delete(got.Annotations, annotationSummary)
@@ -133,8 +132,8 @@ func TestRequestsBeyondTheBudget(t *testing.T) {
 			return
 		}
 		dropped[requester]++
-		if got.Size() > 1000 || stateOf(got) != pending {
-			t.Errorf("%d bytes are kept, %d", got.Size(), stateOf(got))
+		if got.Size() > 1000 || csrstate.Of(got) != csrstate.Pending {
+			t.Errorf("%d bytes are kept, %v", got.Size(), csrstate.Of(got))
 		}
 	}
 	const perRequester = 16<<20/attestation.MaxRequestSize - 1
@@ -231,16 +230,12 @@ func TestWatchesAreReduced(t *testing.T) {
 
 // A request that ended without a certificate is trimmed, and still ended: the queue and Reconcile
 // go by its state.
-func TestStateOf(t *testing.T) {
-	want := map[csrstate.State]state{csrstate.Pending: pending, csrstate.Approved: approved}
+func TestTrimmedState(t *testing.T) {
 	for _, c := range statetest.Cases() {
 		request := &certificatesv1.CertificateSigningRequest{Status: c.Status}
-		got := stateOf(request)
-		if got != cmp.Or(want[c.State], finished) {
-			t.Errorf("%s: %d", c.Title, got)
-		}
-		if kept := stateOf(trimmed(request)); kept != got && len(c.Status.Certificate) == 0 {
-			t.Errorf("%s: %d, and %d once trimmed", c.Title, got, kept)
+		state, kept := csrstate.Of(request), csrstate.Of(trimmed(request))
+		if kept != state && !(kept.Finished() && state.Finished()) && len(c.Status.Certificate) == 0 {
+			t.Errorf("%s: %v, and %v once trimmed", c.Title, state, kept)
 		}
 	}
 }

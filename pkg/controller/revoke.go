@@ -6,14 +6,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/go-logr/logr"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
-	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -49,66 +46,18 @@ type Revocation struct {
 
 // Rendered returns the desired spec of an admission policy, nil if it is not known yet.
 func (r *Revocation) Rendered(policy string) *admissionv1.ValidatingAdmissionPolicySpec {
-	if r.enforcer == nil {
-		return nil
-	}
 	return r.enforcer.Rendered(policy)
 }
 
-// untilAccepted returns how long to wait until API servers accept writes with a new certificate, 0
-// if they do.
-func (r *Revocation) untilAccepted(node, fingerprint string) time.Duration {
-	if r == nil || r.enforcer == nil {
-		return 0
-	}
-	return r.enforcer.UntilAccepted(node, fingerprint)
-}
-
-// isRevoked reports whether an issued certificate is revoked.
-func (r *Revocation) isRevoked(fingerprint string) bool {
-	return r != nil && r.enforcer != nil && r.enforcer.Revoked(fingerprint)
-}
-
-// lastBefore returns the number of the last revocation that is older than both the proof and the
-// hello that the record names.
-func (r *Revocation) lastBefore(record *v1alpha1.NodeAttestation) int64 {
-	if r == nil || r.enforcer == nil {
-		return 0
-	}
-	return r.enforcer.LastBefore(requestsIn(record)...)
-}
-
-// requestsIn returns the UIDs of the proof and the hello that a record names.
-func requestsIn(record *v1alpha1.NodeAttestation) (uids []types.UID) {
-	if proof := record.Status.Request; proof != nil {
-		uids = append(uids, proof.UID)
-	}
-	if hello := record.Status.Hello; hello != nil {
-		uids = append(uids, hello.UID)
-	}
-	return uids
-}
-
-// revokedSince reports whether the proof, or its hello, may be older than a revocation of the node.
-func (r *Revocation) revokedSince(node string, proof, hello *certificatesv1.CertificateSigningRequest) bool {
-	if r == nil || r.enforcer == nil {
-		return false
-	}
-	uids := []types.UID{proof.UID}
-	if hello != nil {
-		uids = append(uids, hello.UID)
-	}
-	return r.enforcer.RevokedSince(node, uids...)
-}
-
-// addEnforcer makes the enforcer. In audit mode it makes none, since an enforcer writes.
-func (c *Controller) addEnforcer(clients Clients) error {
+// newEnforcer returns the enforcer, nil without Config.Revocation. In audit mode there is none,
+// since an enforcer writes.
+func (c *Controller) newEnforcer(clients Clients) (*revocation.Enforcer, error) {
 	r := c.Revocation
 	if r == nil || c.Audit {
-		return nil
+		return nil, nil
 	}
 	if clients.Joined == nil || r.Version == nil {
-		return errors.New("controller: revocation needs Clients.Joined and Revocation.Version")
+		return nil, errors.New("controller: revocation needs Clients.Joined and Revocation.Version")
 	}
 	var err error
 	r.enforcer, err = revocation.New(revocation.Config{
@@ -117,18 +66,14 @@ func (c *Controller) addEnforcer(clients Clients) error {
 		Records: c.records, StatusNamespace: r.StatusNamespace, Events: c.reporter.events, Mirror: r.Mirror, Applied: c.reporter.reportApplied,
 		Metrics: c.ClusterMetrics, Log: r.Log, Now: c.Now,
 	})
-	if err != nil {
-		return err
-	}
-	c.collector.suspended = r.enforcer.Suspended
-	return nil
+	return r.enforcer, err
 }
 
 // revocation runs the enforcer as long as the Controller runs, on the leader.
 func (c *Controller) revocation() source.Source {
 	return source.Func(func(ctx context.Context, _ workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
-		if r := c.Revocation; r != nil && r.enforcer != nil {
-			go r.enforcer.Run(ctx)
+		if c.enforcer != nil {
+			go c.enforcer.Run(ctx)
 		}
 		return nil
 	})
@@ -151,7 +96,7 @@ func (r *reporter) reportApplied(ctx context.Context, a revocation.Application) 
 	if document := r.recorder.recordApplied(a); document != nil {
 		line = append(line, "record", document)
 	}
-	r.Revocation.Log.Info("applied", line...)
+	r.revocationLog.Info("applied", line...)
 	r.eventOnRecord(a.Record, kind, reason, message)
 	r.eventOnNamedNode(ctx, a.Record.Spec.NodeName, kind, reason, message)
 }

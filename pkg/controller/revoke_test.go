@@ -72,7 +72,7 @@ func TestAppliedIsReported(t *testing.T) {
 					k.Cleanup(k.config.Decisions.Log.Close)
 				}
 				in := k.start(inSync)
-				in.Revocation = &Revocation{Log: logr.New(k.journal)}
+				in.reporter.revocationLog = logr.New(k.journal)
 				k.node("worker-1")
 				record := k.attested("worker-1", "ek-1")
 				record.Spec.ProviderID = "test://worker-1"

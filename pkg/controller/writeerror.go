@@ -9,6 +9,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
@@ -45,7 +46,7 @@ func isWriteRefused(err error) bool {
 // The write is retried after a back-off of at most a second (on rehearsals: refusedVerdictDelay).
 // The Event is not repeated for 14 minutes.
 func (r *reporter) reportWriteRefused(ctx context.Context, object *certificatesv1.CertificateSigningRequest, err error) {
-	key, now := string(object.UID)+"/"+string(ReasonWriteRefused), r.Now()
+	key, now := string(object.UID)+"/"+string(ReasonWriteRefused), r.now()
 	if !r.reported.MarkReported(key, "", now, telemetry.DedupInterval) {
 		return
 	}
@@ -54,6 +55,18 @@ func (r *reporter) reportWriteRefused(ctx context.Context, object *certificatesv
 		return
 	}
 	r.event(ctx, object, "", corev1.EventTypeWarning, string(ReasonWriteRefused), text.Line("the API server refuses a write, which is retried: "+err.Error(), maxNote))
+}
+
+// reportUnpublished reports that the reason for which a request waits was not written into it. The
+// write is retried when the request is next requeued.
+func (r *reporter) reportUnpublished(ctx context.Context, object *certificatesv1.CertificateSigningRequest, err error) {
+	switch {
+	case err == nil:
+	case isWriteRefused(err):
+		r.reportWriteRefused(ctx, object, err)
+	default:
+		log.FromContext(ctx).V(1).Info("what the request waits for was not written into it", "request", object.Name, "cause", err.Error())
+	}
 }
 
 // maxNote bounds an Event's note in bytes, including the mark of text.Line. The API server accepts

@@ -145,6 +145,27 @@ func noteReplacement(object *v1alpha1.NodeAttestation, record verifier.Record, p
 	}
 }
 
+// IsOf reports whether status.request of a record is this request.
+func IsOf(record *v1alpha1.NodeAttestation, request types.UID) bool {
+	return record.Status.Request != nil && record.Status.Request.UID == request
+}
+
+// Requests returns the UIDs of the proof and the hello that the record names.
+func Requests(record *v1alpha1.NodeAttestation) (uids []types.UID) {
+	if proof := record.Status.Request; proof != nil {
+		uids = append(uids, proof.UID)
+	}
+	if hello := record.Status.Hello; hello != nil {
+		uids = append(uids, hello.UID)
+	}
+	return uids
+}
+
+// IsSameVersion reports whether both are the same version of one record.
+func IsSameVersion(a, b *v1alpha1.NodeAttestation) bool {
+	return a.UID == b.UID && a.ResourceVersion == b.ResourceVersion
+}
+
 // HasCertificateFor reports whether the record has a certificate for the request.
 func HasCertificateFor(record *v1alpha1.NodeAttestation, request types.UID) bool {
 	return slices.ContainsFunc(record.Status.Certificates, func(c v1alpha1.IssuedCertificate) bool { return c.RequestUID == request })

@@ -63,6 +63,9 @@ func (s *policyState) next(lists map[int32]v1alpha1.RevocationSliceSpec, failed 
 
 // Revoked reports whether a certificate is on a list.
 func (e *Enforcer) Revoked(fingerprint string) bool {
+	if e == nil {
+		return false
+	}
 	s := e.state.Load()
 	return s != nil && s.revoked[fingerprint]
 }
@@ -75,6 +78,9 @@ func (e *Enforcer) Revoked(fingerprint string) bool {
 //
 // Before the first round it waits for startTimeout at most, since revocation may not be set up.
 func (e *Enforcer) UntilAccepted(node, fingerprint string) time.Duration {
+	if e == nil {
+		return 0
+	}
 	s := e.state.Load()
 	if s == nil {
 		began := e.runs.Load()

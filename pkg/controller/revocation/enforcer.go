@@ -110,7 +110,7 @@ type Config struct {
 }
 
 // Enforcer makes API servers refuse writes with revoked certificates. Run it in one process at a
-// time.
+// time. A nil Enforcer revokes nothing.
 type Enforcer struct {
 	Config
 	revocations, suspensions, lists, policies toolscache.SharedIndexInformer
@@ -203,6 +203,9 @@ var ErrSuspensionsUnread = errors.New("the suspensions are not known yet")
 // Suspended returns the endorsement keys of suspended machines. It reads the informer, so it may be
 // stale.
 func (e *Enforcer) Suspended() (map[string]bool, error) {
+	if e == nil {
+		return nil, nil
+	}
 	if !e.suspensions.HasSynced() {
 		return nil, ErrSuspensionsUnread
 	}
@@ -216,6 +219,9 @@ func (e *Enforcer) Suspended() (map[string]bool, error) {
 // Rendered returns the desired spec of a policy. It is nil if the spec is not known yet, or if the
 // Enforcer does not write that policy.
 func (e *Enforcer) Rendered(policy string) *admissionv1.ValidatingAdmissionPolicySpec {
+	if e == nil {
+		return nil
+	}
 	if all := e.rendered.Load(); all != nil {
 		return (*all)[policy]
 	}

@@ -58,6 +58,9 @@ func (o *order) firstAfter(requests []types.UID) int64 {
 // LastBefore returns the number of the last revocation that is older than each of the requests,
 // which are a proof and its hello. Call it before you write the certificate into its record.
 func (e *Enforcer) LastBefore(requests ...types.UID) int64 {
+	if e == nil {
+		return 0
+	}
 	o := e.order.Load()
 	if o == nil {
 		return 0
@@ -69,6 +72,9 @@ func (e *Enforcer) LastBefore(requests ...types.UID) int64 {
 // node. Such a request must get no certificate, because its key may be older than the revocation,
 // too.
 func (e *Enforcer) RevokedSince(node string, requests ...types.UID) bool {
+	if e == nil {
+		return false
+	}
 	o := e.order.Load()
 	return o != nil && max(o.all, o.nodes[node]) >= o.firstAfter(requests)
 }
