@@ -24,6 +24,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/records"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/revocation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	csrstate "github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
@@ -37,6 +38,13 @@ const (
 	ReasonUnattested verifier.Reason = "UnattestedNode"
 	ReasonCompleted  verifier.Reason = attestation.ReasonCompleted
 )
+
+// conflictDelay is the time until the next decision if another writer was faster.
+const conflictDelay = 100 * time.Millisecond
+
+// eventRate bounds what explains decisions to one requester: the Events about denied and waiting
+// requests, and the annotations of waiting ones. Each costs the API server as much as a denial.
+var eventRate = fairqueue.Rate{Every: time.Second, Burst: 50}
 
 // actor writes the outcomes of decisions to the API server.
 type actor struct {
@@ -91,9 +99,9 @@ func (a *actor) act(ctx context.Context, in *inputs, d verifier.Decision) (done 
 	case verifier.SignServing:
 		done.certificate, err = a.signServing(ctx, in, d)
 	case verifier.ApproveServing:
-		done.request, err = a.addApproval(ctx, in.Request, ReasonServing, "the machine that has attested has these addresses, as was verified by "+Name)
+		done.request, err = a.addApproval(ctx, in.Request, ReasonServing, "the machine that has attested has these addresses, as was verified by "+telemetry.Component)
 	case verifier.ApproveUnattested:
-		done.request, err = a.addApproval(ctx, in.Request, ReasonUnattested, "the node is in unattestedNodes: nothing was verified by "+Name)
+		done.request, err = a.addApproval(ctx, in.Request, ReasonUnattested, "the node is in unattestedNodes: nothing was verified by "+telemetry.Component)
 	default:
 		err = fmt.Errorf("the outcome %v cannot be carried out", d.Outcome)
 	}
@@ -217,7 +225,7 @@ func (a *actor) checkSole(ctx context.Context, in *inputs, record *v1alpha1.Node
 // approve approves a proof, and returns it as the API server stored it. Only a written approval
 // counts towards the machine's limit.
 func (a *actor) approve(ctx context.Context, in *inputs, d verifier.Decision) (*certificatesv1.CertificateSigningRequest, error) {
-	request, err := a.addApproval(ctx, in.Request, ReasonApproved, "the evidence was verified by "+Name)
+	request, err := a.addApproval(ctx, in.Request, ReasonApproved, "the evidence was verified by "+telemetry.Component)
 	if err == nil {
 		a.machineLimits.Take(d.Grant.Record.Machine.Name, a.now())
 	}

@@ -92,6 +92,20 @@ func (m *memo) judge(ctx context.Context, provider Provider, q Question) verifie
 	return evidence
 }
 
+// waitingEvidence is the remembered evidence of a waiting request. It is valid only for the same
+// key.
+type waitingEvidence struct {
+	by       evidenceKey
+	evidence verifier.Evidence
+}
+
+// remembered returns the evidence to remember for a waiting request, and false if it could not be
+// judged.
+func (in *inputs) remembered() (waitingEvidence, bool) {
+	err := in.Evidence.Err
+	return waitingEvidence{evidenceKeyOf(in.question()), in.Evidence}, err == nil || isVerdict(err)
+}
+
 // collect reads what the rules need for a pass, in order: a later step needs the earlier ones.
 func (c *collector) collect(ctx context.Context, object *certificatesv1.CertificateSigningRequest, claim verifier.Claim, now time.Time, p pass, m *memo) (*inputs, error) {
 	s := &collection{pass: p, memo: m, in: inputs{

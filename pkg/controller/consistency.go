@@ -122,14 +122,14 @@ var passes = []pass{
 	},
 }
 
-// situationOf returns the situation of a request.
-func (c *Controller) situationOf(object *certificatesv1.CertificateSigningRequest, claim verifier.Claim, now time.Time) situation {
+// situationOf returns the situation of a request. writes says that decisions on it are carried out.
+func (c *collector) situationOf(object *certificatesv1.CertificateSigningRequest, claim verifier.Claim, now time.Time, writes bool) situation {
 	provider := c.providers[claim.Provider]
 	_, challenges := provider.(Challenger)
 	return situation{
 		cacheInSync: c.records.InSync(), cacheKeepsUp: c.records.KeepsUp(),
-		pending: csrstate.Of(object) == csrstate.Pending, waiting: c.retries.Waits(object.Name, object.UID), overdue: !now.Before(c.Rules.Deadline(object)),
+		pending: csrstate.Of(object) == csrstate.Pending, waiting: c.retries.Waits(object.Name, object.UID), overdue: !now.Before(c.rules.Deadline(object)),
 		hello: claim.Hello, attests: provider != nil && !claim.Serving, challenges: challenges,
-		writes: c.mayWrite(claim),
+		writes: writes,
 	}
 }

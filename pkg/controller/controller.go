@@ -112,13 +112,15 @@ type Controller struct {
 	listed  atomic.Pointer[listedMachines]
 
 	// enforcer is nil without Config.Revocation, and in audit mode.
-	enforcer    *revocation.Enforcer
-	intake      *intake
-	collector   *collector
-	actor       *actor
-	reporter    *reporter
-	issuedWatch *issuedWatch
-	noEvidence  *noEvidenceWatch
+	enforcer     *revocation.Enforcer
+	intake       *intake
+	collector    *collector
+	actor        *actor
+	reporter     *reporter
+	issuedWatch  *issuedWatch
+	noEvidence   *noEvidenceWatch
+	machineWatch *machineWatch
+	ekChanges    *ekChanges
 }
 
 // Name is the controller's name in events and metrics.
@@ -180,7 +182,7 @@ func New(config Config, clients Clients) (*Controller, error) {
 	}
 	c.client, c.live = clients.Client, clients.Live
 	c.records = records.NewStore(clients.Records, c.Namespace, c.Owned)
-	c.reporter = newReporter(c.Config, clients, c.retries, c.issuer)
+	c.reporter = newReporter(c.reporting(clients))
 	if c.enforcer, err = c.newEnforcer(clients); err != nil {
 		return nil, err
 	}
@@ -196,10 +198,30 @@ func New(config Config, clients Clients) (*Controller, error) {
 	}
 	c.issuedWatch = &issuedWatch{rules: c.Rules, audit: c.Audit, metrics: c.Metrics, now: c.Now, live: c.live, records: c.records, actor: c.actor, reporter: c.reporter}
 	c.noEvidence = &noEvidenceWatch{intake: c.intake, cached: c.client, now: c.Now}
+	c.machineWatch = &machineWatch{machines: c.Machines, now: c.Now, queue: c.queue, retries: c.retries, listed: &c.listed, records: c.records}
+	c.ekChanges = &ekChanges{
+		rules: c.Rules, machines: c.Machines, acknowledgements: c.AcceptedEKChanges, audit: c.Audit, metrics: c.Metrics, now: c.Now,
+		records: c.records, actor: c.actor, reporter: c.reporter,
+	}
 	if c.Requests != nil {
 		c.Requests.providers = c.providers
 	}
 	return c, nil
+}
+
+// reporting returns what the reporter uses of the configuration.
+func (c *Controller) reporting(clients Clients) reportConfig {
+	config := reportConfig{
+		rules: c.Rules, issuer: c.issuer, audit: c.Audit, decisions: c.Decisions, source: records.SourceInventory,
+		metrics: c.Metrics, events: clients.Events, recordEvents: clients.RecordEvents, live: c.live, retries: c.retries, now: c.Now,
+	}
+	if c.Owned != nil {
+		config.source = c.Owned.Source
+	}
+	if c.Revocation != nil {
+		config.revocationLog = c.Revocation.Log
+	}
+	return config
 }
 
 // NewUnmanaged returns the queue of the requests in a cache. Its Start runs the Controller, in a
@@ -221,7 +243,7 @@ func (c *Controller) newQueue(requests cache.Cache, log logr.Logger, defaults ru
 	if err != nil {
 		return nil, err
 	}
-	for _, source := range []source.Source{watch, c.machineWatch(log.WithName("machines")).source(), c.ekChanges(log.WithName("ek-changes")).source(), c.revocation(), c.noEvidence.source(log.WithName("no-evidence"))} {
+	for _, source := range []source.Source{watch, c.machineWatch.source(log.WithName("machines")), c.ekChanges.source(log.WithName("ek-changes")), c.revocation(), c.noEvidence.source(log.WithName("no-evidence"))} {
 		if err := queue.Watch(source); err != nil {
 			return nil, err
 		}

@@ -109,18 +109,10 @@ func (c ekChange) isNew() bool {
 	return len(c.named) > 0 && !slices.Equal(c.named, c.record.EKReplacedBy)
 }
 
-// ekChanges returns the comparison of records and sources.
-func (c *Controller) ekChanges(log logr.Logger) *ekChanges {
-	return &ekChanges{
-		rules: c.Rules, machines: c.Machines, acknowledgements: c.AcceptedEKChanges, audit: c.Audit, metrics: c.Metrics, now: c.Now,
-		records: c.records, actor: c.actor, reporter: c.reporter, log: log,
-		acknowledged: map[verifier.EKSource]acknowledgedChanges{},
-	}
-}
-
 // source runs the comparison as long as the Controller runs, on the leader.
-func (e *ekChanges) source() source.Source {
+func (e *ekChanges) source(log logr.Logger) source.Source {
 	return source.Func(func(ctx context.Context, _ workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+		e.log = log
 		go e.run(ctx)
 		return nil
 	})
@@ -208,6 +200,9 @@ func (e *ekChanges) settle(ctx context.Context, source verifier.EKSource, vouche
 		keys := map[string]bool{}
 		for _, change := range changes {
 			keys[change.key()] = true
+		}
+		if e.acknowledged == nil {
+			e.acknowledged = map[verifier.EKSource]acknowledgedChanges{}
 		}
 		e.acknowledged[source] = acknowledgedChanges{name, keys}
 	}

@@ -56,7 +56,8 @@ func newFleet(k *kit, count int) *fleet {
 	k.machines.set(f.machines...)
 	k.config.AcceptedEKChanges = f.accepted
 	f.in = k.start(inSync)
-	f.changes = f.in.ekChanges(logr.New(k.journal))
+	f.changes = f.in.ekChanges
+	f.changes.log = logr.New(k.journal)
 	return f
 }
 
@@ -360,7 +361,7 @@ func TestEKChangesRun(t *testing.T) {
 				ctx, cancel := context.WithCancel(k.ctx)
 				defer synctest.Wait()
 				defer cancel()
-				if err := in.ekChanges(logr.New(k.journal)).source().Start(ctx, nil); err != nil {
+				if err := in.ekChanges.source(logr.New(k.journal)).Start(ctx, nil); err != nil {
 					k.Fatal(err)
 				}
 				k.machines.fail(errors.New("away"))

@@ -266,7 +266,7 @@ func TestSharedMachinesWake(t *testing.T) {
 	inBubble(t, func(k *kit) {
 		k.config.Machines = sharedList{k.machines}
 		in := k.start(inSync)
-		w, queue := in.machineWatch(logr.Discard()), &woken{}
+		w, queue := in.machineWatch, &woken{}
 		compare := func(want ...string) {
 			k.Helper()
 			if err := w.compare(k.ctx, queue); err != nil {
@@ -308,7 +308,7 @@ func TestRecordsThatAreKnownLater(t *testing.T) {
 		if err := k.server.Create(k.ctx, record); err != nil {
 			k.Fatal(err)
 		}
-		queue, w := in.queueOf(), in.machineWatch(logr.Discard())
+		queue, w := in.queueOf(), in.machineWatch
 		// the newest copy would be first
 		for _, name := range []string{"copy-1", "shown", "copy-2"} {
 			object := k.build(name, attestation.HelloSignerName, "worker-1", document{EK: "ek-1"})
@@ -347,7 +347,7 @@ func TestRecordsThatAreKnownLater(t *testing.T) {
 func TestBuiltMachinesWake(t *testing.T) {
 	inBubble(t, func(k *kit) {
 		in := k.start(inSync)
-		w, queue := in.machineWatch(logr.Discard()), &woken{}
+		w, queue := in.machineWatch, &woken{}
 		for i, want := range [][]string{nil, nil, {"listed"}, nil} {
 			switch i {
 			case 1:
@@ -377,7 +377,7 @@ func TestMachineWatchRests(t *testing.T) {
 			ctx, cancel := context.WithCancel(k.ctx)
 			defer synctest.Wait()
 			defer cancel()
-			if err := in.machineWatch(logr.Discard()).source().Start(ctx, in.queueOf()); err != nil {
+			if err := in.machineWatch.source(logr.Discard()).Start(ctx, in.queueOf()); err != nil {
 				k.Fatal(err)
 			}
 			synctest.Wait()

@@ -28,18 +28,9 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// AnnotationIssuedWithoutAttestation marks a request that was reported as issued without
-// attestation. Its value is the fingerprint of the certificate. It keeps other replicas from
-// reporting the request again.
-const AnnotationIssuedWithoutAttestation = "attestation.cluster.x-k8s.io/issued-without-attestation"
-
 // ReasonIssuedWithoutAttestation is the reason of the Event on such a request and on the Node that
 // the certificate names.
 const ReasonIssuedWithoutAttestation = "IssuedWithoutAttestation"
-
-// cachedIssued is an annotation that exists only in the cache, on a trimmed request. It says that a
-// node or a bootstrap identity got a certificate for the request.
-const cachedIssued = "attestation.cluster.x-k8s.io/cached-issued"
 
 // Values of the metrics label for certificates that no record names.
 const (
@@ -52,37 +43,6 @@ const (
 	// since.
 	namedForgotten = "forgotten"
 )
-
-// groupsOfNodes are the groups whose members request certificates of nodes.
-var groupsOfNodes = []string{"system:bootstrappers", "system:nodes"}
-
-// issuedToNode reports whether a node or a bootstrap identity got a certificate for its request.
-// Serving certificates of the built-in signer do not count: they authenticate no request to the API
-// server.
-func issuedToNode(request *certificatesv1.CertificateSigningRequest) bool {
-	return len(request.Status.Certificate) > 0 && request.Spec.SignerName != certificatesv1.KubeletServingSignerName &&
-		!isMarked(request) &&
-		slices.ContainsFunc(request.Spec.Groups, func(group string) bool { return slices.Contains(groupsOfNodes, group) })
-}
-
-// isMarked reports whether the annotation has the fingerprint of the request's certificate. The
-// requester may have set any other value.
-func isMarked(request *certificatesv1.CertificateSigningRequest) bool {
-	value := request.Annotations[AnnotationIssuedWithoutAttestation]
-	if value == "" {
-		return false
-	}
-	fingerprint, err := signing.Fingerprint(request.Status.Certificate)
-	return err == nil && value == "sha256:"+fingerprint
-}
-
-// keepIssued marks a trimmed request that has a certificate. noticeIssued reads the certificate and
-// the requester live.
-func keepIssued(kept, request *certificatesv1.CertificateSigningRequest) {
-	if issuedToNode(request) {
-		kept.Annotations = map[string]string{cachedIssued: ""}
-	}
-}
 
 // issuedWatch reports certificates that were issued without attestation.
 type issuedWatch struct {

@@ -33,33 +33,6 @@ func machinesOf(ctx context.Context, source MachineSource, now time.Time) ([]ver
 	return source.Machines(ctx, now)
 }
 
-// indexedMachines has the slice that a SharedSource returned last, and its index.
-type indexedMachines struct {
-	machines []verifier.Machine
-	index    *verifier.MachineIndex
-}
-
-// indexOf returns the index of a slice that a SharedSource returned. It makes the index once for
-// each slice. It returns nil for other sources: an index for a single decision costs more than
-// going through all machines.
-func (c *collector) indexOf(machines []verifier.Machine) *verifier.MachineIndex {
-	if _, shared := c.machines.(SharedSource); !shared {
-		return nil
-	}
-	c.indexMu.Lock()
-	defer c.indexMu.Unlock()
-	if c.indexed.index == nil || !isSameSlice(c.indexed.machines, machines) {
-		c.indexed = indexedMachines{machines, verifier.NewMachineIndex(machines)}
-	}
-	return c.indexed.index
-}
-
-// isSameSlice reports whether two slices share their memory. A SharedSource returns a new slice
-// once its machines have changed.
-func isSameSlice(a, b []verifier.Machine) bool {
-	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
-}
-
 // TokenSource knows which machine a bootstrap token was made for. A MachineSource may implement it.
 // Otherwise no token is known, and if the policy requires a token, no first request is ever
 // approved.
@@ -67,4 +40,10 @@ type TokenSource interface {
 	// Token returns the token with this ID, which is its public part. The zero value means that the
 	// token is not known yet.
 	Token(ctx context.Context, id string, now time.Time) (verifier.Token, error)
+}
+
+// isSameSlice reports whether two slices share their memory. A SharedSource returns a new slice
+// once its machines have changed.
+func isSameSlice(a, b []verifier.Machine) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }

@@ -76,13 +76,10 @@ type machineWatch struct {
 	last []verifier.Machine
 }
 
-func (c *Controller) machineWatch(log logr.Logger) *machineWatch {
-	return &machineWatch{machines: c.Machines, now: c.Now, queue: c.queue, retries: c.retries, listed: &c.listed, records: c.records, log: log}
-}
-
 // source runs the watch as long as the Controller runs, on the leader.
-func (w *machineWatch) source() source.Source {
+func (w *machineWatch) source(log logr.Logger) source.Source {
 	return source.Func(func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+		w.log = log
 		go w.run(ctx, queue)
 		return nil
 	})

@@ -23,8 +23,6 @@ const (
 	// retryDelay is the time until the next decision on a request if no watch event will show that
 	// the obstacle is gone. It also bounds the back-off after failures.
 	retryDelay = time.Second
-	// conflictDelay is the time until the next decision if another writer was faster.
-	conflictDelay = retryDelay / 10
 	// refusedVerdictDelay is the time between two attempts to write on a rehearsal. A cluster whose
 	// RBAC is older than this release refuses each one, and a rehearsal stays for a day.
 	refusedVerdictDelay = 10 * time.Minute
@@ -102,7 +100,7 @@ func (c *Controller) Reconcile(ctx context.Context, key ctrl.Request) (result ct
 			c.queue.Charge(request.Spec.Username, time.Since(arrived))
 		}
 	}()
-	began, situation, known := time.Now(), c.situationOf(request, claim, now), newMemo()
+	began, situation, known := time.Now(), c.collector.situationOf(request, claim, now, c.mayWrite(claim)), newMemo()
 	for _, p := range passes {
 		if !p.applies(situation) {
 			continue

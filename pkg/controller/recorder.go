@@ -20,7 +20,6 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/decisionlog"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/records"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/revocation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
@@ -64,13 +63,9 @@ type recorder struct {
 	unrecorded *lru.Cache
 }
 
-func newRecorder(config *Config, issuer signing.Issuer) *recorder {
-	source := records.SourceInventory
-	if config.Owned != nil {
-		source = config.Owned.Source
-	}
+func newRecorder(config reportConfig) *recorder {
 	return &recorder{
-		rules: config.Rules, decisions: config.Decisions, source: source, audit: config.Audit, now: config.Now, issuer: issuer,
+		rules: config.rules, decisions: config.decisions, source: config.source, audit: config.audit, now: config.now, issuer: config.issuer,
 		deniedRecords: fairqueue.NewLimiters(deniedRecordRate), deniedArchive: fairqueue.NewLimiters(deniedArchiveRate),
 		unrecorded: lru.New(maxUnrecorded),
 	}

@@ -17,50 +17,51 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/decisionlog"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
+// reportConfig configures a reporter.
+type reportConfig struct {
+	rules  *verifier.Rules
+	issuer signing.Issuer
+	audit  bool
+	// decisions says where final decisions are recorded. source is the source of the machines, as
+	// in records.
+	decisions decisionlog.Config
+	source    string
+	// revocationLog has the log lines about revocations.
+	revocationLog logr.Logger
+	// metrics are optional.
+	metrics *telemetry.Metrics
+	// events records Events on requests and Nodes. recordEvents records Events on records and on
+	// the machines that own them. newReporter wraps both in telemetry.NewDedupRecorder.
+	events, recordEvents events.EventRecorder
+	// live reads from the API server.
+	live    client.Reader
+	retries *fairqueue.Retries[waitingEvidence]
+	now     func() time.Time
+}
+
 // reporter reports decisions.
 type reporter struct {
-	rules   *verifier.Rules
-	audit   bool
-	metrics *telemetry.Metrics
-	now     func() time.Time
-	live    client.Reader
-	events  events.EventRecorder
-	// recordEvents records Events on records and on the machines that own them.
-	recordEvents events.EventRecorder
-	retries      *fairqueue.Retries[waitingEvidence]
-	recorder     *recorder
-	issuer       signing.Issuer
+	reportConfig
+	recorder *recorder
 	// eventLimits bounds the Events about denied and waiting requests of each requester.
 	eventLimits *fairqueue.Limiters
 	// reported has what was reported: NODE/REASON, record/UID/REASON, and requests, which were
 	// counted (issued/UID) or could not be written (UID/WriteRefused).
 	reported telemetry.Once
-	// revocationLog has the log lines about revocations.
-	revocationLog logr.Logger
 }
 
-func newReporter(config *Config, clients Clients, retries *fairqueue.Retries[waitingEvidence], issuer signing.Issuer) *reporter {
-	r := &reporter{
-		rules: config.Rules, audit: config.Audit, metrics: config.Metrics, now: config.Now,
-		live: clients.Live, events: telemetry.NewDedupRecorder(clients.Events),
-		recordEvents: telemetry.NewDedupRecorder(clients.RecordEvents), retries: retries, recorder: newRecorder(config, issuer), issuer: issuer,
-		eventLimits: fairqueue.NewLimiters(eventRate),
-	}
-	if config.Revocation != nil {
-		r.revocationLog = config.Revocation.Log
-	}
-	return r
+// newReporter makes a reporter.
+func newReporter(config reportConfig) *reporter {
+	config.events, config.recordEvents = telemetry.NewDedupRecorder(config.events), telemetry.NewDedupRecorder(config.recordEvents)
+	return &reporter{reportConfig: config, recorder: newRecorder(config), eventLimits: fairqueue.NewLimiters(eventRate)}
 }
-
-// eventRate bounds the Events about denied and waiting requests of one requester: an Event costs
-// the API server as much as a denial.
-var eventRate = fairqueue.Rate{Every: time.Second, Burst: 50}
 
 // report reports a decision: in the log, in metrics, and in Events on the request and on its Node,
 // if there is one. The reason for which a request waits is reported once: an Event costs more than

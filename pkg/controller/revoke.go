@@ -5,19 +5,15 @@ package controller
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/go-logr/logr"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/revocation"
 )
 
@@ -77,26 +73,4 @@ func (c *Controller) revocation() source.Source {
 		}
 		return nil
 	})
-}
-
-// reportApplied reports in the logs and in Events that certificates were revoked, or that a machine
-// was suspended or resumed. The Events are on the record, its machine, and the Node.
-func (r *reporter) reportApplied(ctx context.Context, a revocation.Application) {
-	kind, reason, message := corev1.EventTypeWarning, v1alpha1.ReasonRevoked, "from now on API servers refuse writes with "+text.Count(len(a.Certificates), "certificate")
-	switch a.Action {
-	case revocation.Suspended:
-		reason, message = v1alpha1.ReasonSuspended, "the machine gets no certificate, and API servers refuse its writes"
-	case revocation.Resumed:
-		kind, reason, message = corev1.EventTypeNormal, v1alpha1.ReasonResumed, "the machine may attest again"
-	}
-	if a.Object != "" {
-		message += fmt.Sprintf(", by %s: %s", a.Object, a.Reason)
-	}
-	line := []any{"action", a.Action, "node", a.Record.Spec.NodeName, "machine", a.Record.Spec.Machine.Name, "reason", reason, "message", message}
-	if document := r.recorder.recordApplied(a); document != nil {
-		line = append(line, "record", document)
-	}
-	r.revocationLog.Info("applied", line...)
-	r.eventOnRecord(a.Record, kind, reason, message)
-	r.eventOnNamedNode(ctx, a.Record.Spec.NodeName, kind, reason, message)
 }

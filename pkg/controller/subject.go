@@ -8,6 +8,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
@@ -37,6 +38,10 @@ const (
 	maxKey        = 132
 	maxTemplate   = 32
 )
+
+// maxNote bounds an Event's note in bytes, including the mark of text.Line. The API server accepts
+// 1 KiB.
+const maxNote = telemetry.MaxMessage - 4
 
 // Describe returns the Subject of a request. hello is the hello that a proof refers to, nil if it
 // is not found. provider is nil for a request without evidence.

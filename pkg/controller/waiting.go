@@ -11,20 +11,6 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// waitingEvidence is the remembered evidence of a waiting request. It is valid only for the same
-// key.
-type waitingEvidence struct {
-	by       evidenceKey
-	evidence verifier.Evidence
-}
-
-// remembered returns the evidence to remember for a waiting request, and false if it could not be
-// judged.
-func (in *inputs) remembered() (waitingEvidence, bool) {
-	err := in.Evidence.Err
-	return waitingEvidence{evidenceKeyOf(in.question()), in.Evidence}, err == nil || isVerdict(err)
-}
-
 // wait remembers a waiting request and its evidence. It returns the time until the next decision.
 func (a *actor) wait(in *inputs, d verifier.Decision) time.Duration {
 	request, cause := in.Request, string(d.Refusals.Reason())
