@@ -28,6 +28,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/workload"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/intake"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/preflight"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/records"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
@@ -280,7 +281,7 @@ type workloadClients struct {
 	options   cache.Options
 	cache     cache.Cache
 	// requests bounds the memory of cache.
-	requests *controller.RequestCache
+	requests *intake.RequestCache
 	// client reads requests from the cache, live from the API server.
 	client, live client.Client
 	// watching has no timeout and no cache.
@@ -302,7 +303,7 @@ func (e *engine) connect(settings *config.Settings) (*workloadClients, error) {
 	unbounded := rest.CopyConfig(connection)
 	unbounded.Timeout = 0
 	w := &workloadClients{
-		unbounded: unbounded, options: cache.Options{Scheme: scheme, Mapper: mapper}, requests: controller.NewRequestCache(settings.Rules()),
+		unbounded: unbounded, options: cache.Options{Scheme: scheme, Mapper: mapper}, requests: intake.NewRequestCache(settings.Rules()),
 	}
 	options := w.options
 	w.requests.Configure(&options)

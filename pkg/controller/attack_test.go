@@ -8,13 +8,14 @@ import (
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/collect"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/evidence"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/intake"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
@@ -61,7 +62,7 @@ func newAttacked(t *testing.T, config Config, object *certificatesv1.Certificate
 		config.Machines = noMachines{}
 	}
 	if config.Providers == nil {
-		config.Providers = []Provider{stubTPM{}}
+		config.Providers = []evidence.Provider{stubTPM{}}
 	}
 	patches := new(int)
 	api := oneRequest{object: object, patches: patches}
@@ -89,12 +90,12 @@ func TestForgedChallengeCostsAToken(t *testing.T) {
 	rates := fairqueue.DefaultRates()
 	rates.Requester = fairqueue.Rate{Every: time.Hour, Burst: 1}
 	hello := helloNamed("h")
-	c, patches := newAttacked(t, Config{Rates: rates, Now: func() time.Time { return now }, Requests: &RequestCache{}}, hello)
+	c, patches := newAttacked(t, Config{Rates: rates, Now: func() time.Time { return now }}, hello)
 	defer c.queue.ShutDown()
 	for range 3 { // the bucket has one token
-		setSummary(hello, summary{Expires: now.Add(-closeDelay).Unix() + 1})
+		hello.Annotations = map[string]string{attestation.AnnotationChallenge: must(challengeUntil(now.Add(-intake.CloseDelay + time.Second)))}
 		now = now.Add(999 * time.Millisecond)
-		c.intake.observe(hello)
+		c.intake.Observe(hello)
 		c.queue.Add(queued(hello))
 		served := make(chan ctrl.Request, 1)
 		go func() {
@@ -124,49 +125,15 @@ func TestForgedChallengeCostsAToken(t *testing.T) {
 func TestForgedClaimOfAnotherSigner(t *testing.T) {
 	foreign := helloNamed("f")
 	foreign.Spec.SignerName = "example.com/other"
-	foreign.Annotations = map[string]string{annotationSummary: `{"expires":1,"dropped":true}`}
+	foreign.Annotations = map[string]string{"attestation.cluster.x-k8s.io/cached-claim": `{"expires":1,"dropped":true}`}
 	c, patches := newAttacked(t, Config{}, foreign)
 	if _, err := c.Reconcile(t.Context(), queued(foreign)); err != nil || *patches > 0 {
 		t.Errorf("%v, %d writes", err, *patches)
 	}
 	// With one, what was dropped is judged by what the API server has.
-	c, patches = newAttacked(t, Config{Requests: &RequestCache{}}, foreign)
+	c, patches = newAttacked(t, Config{Requests: &intake.RequestCache{}}, foreign)
 	if _, err := c.Reconcile(t.Context(), queued(foreign)); err != nil || *patches > 0 {
 		t.Errorf("restored: %v, %d writes", err, *patches)
-	}
-}
-
-// panicking is a provider whose parsers panic.
-type panicking struct{ Challenger }
-
-func (panicking) Name() string                                                      { return "tpm" }
-func (panicking) HelloOf(*certificatesv1.CertificateSigningRequest) (string, error) { panic("parser") }
-func (panicking) EK(_, _ *certificatesv1.CertificateSigningRequest) string          { panic("parser") }
-
-// A request that makes a parser panic does not end the process: it is kept, without its claim.
-func TestParserPanic(t *testing.T) {
-	rules, err := verifier.New(policy())
-	if err != nil {
-		t.Fatal(err)
-	}
-	cache := NewRequestCache(rules)
-	cache.providers = map[string]Provider{"tpm": panicking{}}
-	hello := helloNamed("h")
-	hello.Spec.Request, err = attestation.Request{PKCS10: []byte("x"), Provider: "tpm", Data: []byte("d")}.Marshal()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if found, ok := bounded.summaryIn(cache.reduce(hello)); !ok || found != (summary{}) {
-		t.Errorf("%+v", found)
-	}
-}
-
-// A hello that is too large to read is in the cache, without its claim.
-func TestClaimOfALargeHello(t *testing.T) {
-	large := helloNamed("h")
-	large.Spec.Request = make([]byte, maxClaimSize+1)
-	if found := summarize(nil, nil, large, ""); found != (summary{}) { // nothing is called
-		t.Errorf("%+v", found)
 	}
 }
 
@@ -180,13 +147,13 @@ func (s sharedMachines) Shared(context.Context, time.Time) ([]verifier.Machine, 
 
 // askedTPM is a provider that notes whether it was asked about a named EK.
 type askedTPM struct {
-	Challenger
+	evidence.Challenger
 	named *bool
 }
 
 func (askedTPM) Name() string                                             { return "tpm" }
 func (askedTPM) EK(_, _ *certificatesv1.CertificateSigningRequest) string { return "e1" }
-func (p askedTPM) Judge(_ context.Context, q Question) verifier.Evidence {
+func (p askedTPM) Judge(_ context.Context, q evidence.Question) verifier.Evidence {
 	*p.named = q.Named
 	return verifier.Evidence{Provider: "tpm", EK: "e1"}
 }
@@ -198,42 +165,16 @@ func TestNamedEKOfAnIndexedMachine(t *testing.T) {
 		Ref: verifier.MachineRef{Name: "m"}, EKs: []verifier.NamedEK{{Source: verifier.EKInventory, EK: "e1"}},
 		Names: []verifier.NodeName{{Source: verifier.NameInventory, Value: "worker-1"}},
 	}}
-	for name, source := range map[string]MachineSource{"all machines": struct{ MachineSource }{machines}, "indexed": machines} {
+	for name, source := range map[string]evidence.MachineSource{"all machines": struct{ evidence.MachineSource }{machines}, "indexed": machines} {
 		named, hello := false, helloNamed("h")
-		c, _ := newAttacked(t, Config{Machines: source, Providers: []Provider{askedTPM{named: &named}}}, hello)
-		s, err := c.collector.collect(t.Context(), hello, verifier.Claim{Provider: "tpm", Hello: true, NodeName: "worker-9"}, time.Now(),
-			passes[len(passes)-1], newMemo())
+		c, _ := newAttacked(t, Config{Machines: source, Providers: []evidence.Provider{askedTPM{named: &named}}}, hello)
+		s, err := c.collector.Collect(t.Context(), hello, verifier.Claim{Provider: "tpm", Hello: true, NodeName: "worker-9"}, time.Now(),
+			collect.Passes[len(collect.Passes)-1], collect.NewMemo())
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !s.ekNamed || !named {
+		if !s.EKNamed || !named {
 			t.Errorf("%s: the provider is asked about an EK that nothing names; %d machines", name, len(s.Machines))
 		}
-	}
-}
-
-// The cached hello serves only if the machine's record is older: a later one may be of a proof of
-// this hello.
-func TestAttestedSince(t *testing.T) {
-	filed := time.Unix(1_800_000_000, 0)
-	hello := helloNamed("h")
-	hello.CreationTimestamp = metav1.NewTime(filed)
-	for name, c := range map[string]struct {
-		attested *metav1.Time
-		want     bool
-	}{
-		"an hour before":           {&metav1.Time{Time: filed.Add(-time.Hour)}, false},
-		"just before":              {&metav1.Time{Time: filed.Add(-time.Second)}, true},
-		"since":                    {&metav1.Time{Time: filed.Add(time.Second)}, true},
-		"nothing says when it was": {nil, true},
-	} {
-		s := &inputs{objects: []v1alpha1.NodeAttestation{{}}}
-		s.objects[0].Status.LastAttested = c.attested
-		if got := s.attestedSince(hello); got != c.want {
-			t.Errorf("%s: %t", name, got)
-		}
-	}
-	if (&inputs{}).attestedSince(hello) {
-		t.Error("without a record: creating one fails if there is one")
 	}
 }

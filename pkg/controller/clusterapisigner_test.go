@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/evidence"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
@@ -44,16 +45,16 @@ func TestInsecureSigner(t *testing.T) {
 		document, username string
 		want               string
 	}{
-		"a token":          {insecureDocument, asToken("worker-1"), "Approve Sign"},
-		"another's token":  {insecureDocument, asToken("worker-2"), "Deny"},
-		"an unknown token": {insecureDocument, asToken("worker-9"), "Wait"},
-		"no token":         {insecureDocument, asNode("worker-1"), "Deny"},
+		"a token":          {`{"version":"insecure/v1"}`, asToken("worker-1"), "Approve Sign"},
+		"another's token":  {`{"version":"insecure/v1"}`, asToken("worker-2"), "Deny"},
+		"an unknown token": {`{"version":"insecure/v1"}`, asToken("worker-9"), "Wait"},
+		"no token":         {`{"version":"insecure/v1"}`, asNode("worker-1"), "Deny"},
 		"other evidence":   {`{"version":"insecure/v1" }`, asToken("worker-1"), "Deny"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(k *kit) {
 				k.policy.InsecureSigner = verifier.InsecureSignerName
-				k.config.Providers = append(k.config.Providers, FromSigner(verifier.InsecureProvider, InsecureSigner{Tokens: k.machines}))
+				k.config.Providers = append(k.config.Providers, evidence.FromSigner(verifier.InsecureProvider, evidence.InsecureSigner{Tokens: k.machines}))
 				k.machines.set(machineNamed("worker-1"), machineNamed("worker-2"))
 				in := k.start(inSync)
 				content := attestation.Request{
@@ -66,7 +67,7 @@ func TestInsecureSigner(t *testing.T) {
 			})
 		})
 	}
-	s := InsecureSigner{}
+	s := evidence.InsecureSigner{}
 	request := requestNamed("r", "r")
 	request.Spec.Username = asToken("worker-1")
 	if name, err := s.MachineName(t.Context(), request); name != "" || err != nil {

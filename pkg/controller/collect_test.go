@@ -13,6 +13,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/act"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/collect"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/records"
 	csrstate "github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
@@ -30,10 +32,10 @@ func (in *instance) dropped(name string) {
 	in.k.Helper()
 	requester := in.k.get(name).Spec.Username
 	for size := 16 << 20; size > 0; size /= 2 {
-		in.cache.requests.budget.Reserve(requester, size)
+		in.cache.requests.Budget.Reserve(requester, size)
 	}
 	in.pin(name)
-	if !in.intake.isDropped(in.cached(name)) {
+	if !in.intake.IsDropped(in.cached(name)) {
 		in.k.Fatal("the cache has its content")
 	}
 }
@@ -276,7 +278,7 @@ func TestProofWaitsForAnotherSigner(t *testing.T) {
 		in.once("b")
 		k.is("b", "")
 		in.once("a") // notes it, and closes the hello
-		k.is("hello-a", "Denied/"+string(ReasonCompleted))
+		k.is("hello-a", "Denied/"+string(act.ReasonCompleted))
 		record := k.record("worker-1")
 		if !records.HasCertificateFor(record, k.get("a").UID) {
 			k.Errorf("%+v", record.Status)
@@ -467,9 +469,9 @@ func TestMistakesOfTheProgram(t *testing.T) {
 	inBubble(t, func(k *kit) {
 		in := k.start(inSync)
 		request := k.request("r", acmeSigner, "worker-1", asToken("worker-1"), document{})
-		s := &inputs{provider: in.providers["acme"], Input: verifier.Input{Request: request}}
+		s := &collect.Inputs{Provider: in.providers["acme"], Input: verifier.Input{Request: request}}
 		for _, outcome := range []verifier.Outcome{0, 99, verifier.Challenge} {
-			if _, err := in.actor.act(k.ctx, s, verifier.Decision{Outcome: outcome}); err == nil {
+			if _, err := in.actor.CarryOut(k.ctx, s, verifier.Decision{Outcome: outcome}); err == nil {
 				k.Errorf("%v is carried out", outcome)
 			}
 		}

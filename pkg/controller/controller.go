@@ -9,14 +9,15 @@
 // from what is stored. It may sign a second certificate.
 //
 // Reading order:
-//   - requestcache.go, intake.go and machinewatch.go: what is queued, and in which order
-//   - reconcile.go: the ten steps
-//   - consistency.go: how stale the inputs of a decision may be
-//   - collect.go fills inputs.go, from machines.go, provider.go and lastwrites.go
-//   - act.go, with unpublished.go; rehearsal.go, waiting.go, writeerror.go: the writes
-//   - report.go, recordevents.go, subject.go: log, metrics and Events
-//   - recorder.go: the record of each final decision
-//   - finish.go, issued.go, noevidence.go, ekchanges.go, revoke.go: what else is watched
+//   - reconcile.go, here: the ten steps; finish.go: what is missing after a crash
+//   - package intake: what is queued, and in which order
+//   - packages evidence and collect: what a decision is made from, and how stale that may be
+//   - package act: what is written
+//   - package report: log, metrics, Events and decision records
+//   - package watch: what else is watched
+//
+// These packages import one another in that order only: evidence, intake, collect, act, report,
+// watch.
 package controller
 
 import (
@@ -29,7 +30,6 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
-	"k8s.io/utils/lru"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -39,12 +39,18 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/act"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/collect"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/decisionlog"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/evidence"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/intake"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/records"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/report"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/revocation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/watch"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
@@ -53,9 +59,9 @@ type Config struct {
 	// Rules are the policy.
 	Rules *verifier.Rules
 	// Providers judge evidence.
-	Providers []Provider
+	Providers []evidence.Provider
 	// Machines knows the machines of the cluster.
-	Machines MachineSource
+	Machines evidence.MachineSource
 	// TrustUnnamed trusts an EK on first use, although no source names it and no manufacturer's CA
 	// has certified it. Any software can then pass for a TPM. Default: false.
 	TrustUnnamed bool
@@ -67,7 +73,7 @@ type Config struct {
 	Namespace string
 	// AcceptedEKChanges are the operator's acknowledgements of changed endorsement keys, such as
 	// those of a *sources.KeyStore. Default: none.
-	AcceptedEKChanges Acknowledgements
+	AcceptedEKChanges watch.Acknowledgements
 	// Revocation has API servers refuse writes with revoked certificates, and denies all requests
 	// of suspended machines. Optional: nothing is revoked.
 	Revocation *Revocation
@@ -76,7 +82,7 @@ type Config struct {
 	Owned *records.Owned
 	// Requests bounds the memory of the cache that Clients.Client reads. Optional: without it, the
 	// cache holds whole requests, and the queue does not know their claims.
-	Requests *RequestCache
+	Requests *intake.RequestCache
 	// Rates limit how often requests are decided on (rule R1). Default: fairqueue.DefaultRates.
 	Rates fairqueue.Rates
 	// Audit decides and reports, and changes no request or record. It writes Events, and answers
@@ -101,26 +107,26 @@ type Config struct {
 // Controller is a reconciler of CertificateSigningRequests.
 type Controller struct {
 	*Config
-	providers map[string]Provider
+	providers map[string]evidence.Provider
 	issuer    signing.Issuer
 	client    client.Client
 	// live reads from the API server.
 	live    client.Reader
 	records *records.Store
 	queue   *fairqueue.Queue
-	retries *fairqueue.Retries[waitingEvidence]
-	listed  atomic.Pointer[listedMachines]
+	retries *fairqueue.Retries[collect.WaitingEvidence]
+	listed  atomic.Pointer[watch.ListedMachines]
 
 	// enforcer is nil without Config.Revocation, and in audit mode.
 	enforcer     *revocation.Enforcer
-	intake       *intake
-	collector    *collector
-	actor        *actor
-	reporter     *reporter
-	issuedWatch  *issuedWatch
-	noEvidence   *noEvidenceWatch
-	machineWatch *machineWatch
-	ekChanges    *ekChanges
+	intake       *intake.Intake
+	collector    *collect.Collector
+	actor        *act.Actor
+	reporter     *report.Reporter
+	issuedWatch  *watch.Issued
+	noEvidence   *watch.NoEvidence
+	machineWatch *watch.Machines
+	ekChanges    *watch.EKChanges
 }
 
 // Name is the controller's name in events and metrics.
@@ -182,44 +188,44 @@ func New(config Config, clients Clients) (*Controller, error) {
 	}
 	c.client, c.live = clients.Client, clients.Live
 	c.records = records.NewStore(clients.Records, c.Namespace, c.Owned)
-	c.reporter = newReporter(c.reporting(clients))
+	c.reporter = report.New(c.reporting(clients))
 	if c.enforcer, err = c.newEnforcer(clients); err != nil {
 		return nil, err
 	}
-	c.intake = &intake{rules: c.Rules, queue: c.queue, cached: c.client, summarized: c.Requests != nil, now: c.Now}
-	writes := lastWrites{lru.New(maxLastWrites)}
-	c.collector = &collector{
-		rules: c.Rules, providers: c.providers, machines: c.Machines, owned: c.Owned != nil, trustUnnamed: c.TrustUnnamed,
-		cached: c.client, live: c.live, records: c.records, retries: c.retries, intake: c.intake, lastWrites: writes, suspended: c.enforcer.Suspended, issuer: c.issuer,
+	c.intake = &intake.Intake{Rules: c.Rules, Queue: c.queue, Cached: c.client, Summarized: c.Requests != nil, Now: c.Now}
+	writes := collect.NewLastWrites()
+	c.collector = &collect.Collector{
+		Rules: c.Rules, Providers: c.providers, Machines: c.Machines, Owned: c.Owned != nil, TrustUnnamed: c.TrustUnnamed,
+		Cached: c.client, Live: c.live, Records: c.records, Retries: c.retries, Intake: c.intake, LastWrites: writes, Suspended: c.enforcer.Suspended, Issuer: c.issuer,
 	}
-	c.actor = &actor{
-		rules: c.Rules, client: c.client, records: c.records, issuer: c.issuer, operator: c.Limits, enforcer: c.enforcer, challenged: c.Challenged, now: c.Now,
-		machineLimits: fairqueue.NewLimiters(c.Rates.Machine), lastWrites: writes, retries: c.retries, queue: c.queue, waitingLimits: fairqueue.NewLimiters(eventRate),
+	c.actor = &act.Actor{
+		Rules: c.Rules, Client: c.client, Records: c.records, Issuer: c.issuer, Operator: c.Limits, Enforcer: c.enforcer, Challenged: c.Challenged, Now: c.Now,
+		MachineLimits: fairqueue.NewLimiters(c.Rates.Machine), LastWrites: writes, Retries: c.retries, Queue: c.queue, WaitingLimits: fairqueue.NewLimiters(act.EventRate),
 	}
-	c.issuedWatch = &issuedWatch{rules: c.Rules, audit: c.Audit, metrics: c.Metrics, now: c.Now, live: c.live, records: c.records, actor: c.actor, reporter: c.reporter}
-	c.noEvidence = &noEvidenceWatch{intake: c.intake, cached: c.client, now: c.Now}
-	c.machineWatch = &machineWatch{machines: c.Machines, now: c.Now, queue: c.queue, retries: c.retries, listed: &c.listed, records: c.records}
-	c.ekChanges = &ekChanges{
-		rules: c.Rules, machines: c.Machines, acknowledgements: c.AcceptedEKChanges, audit: c.Audit, metrics: c.Metrics, now: c.Now,
-		records: c.records, actor: c.actor, reporter: c.reporter,
+	c.issuedWatch = &watch.Issued{Rules: c.Rules, Audit: c.Audit, Metrics: c.Metrics, Now: c.Now, Live: c.live, Records: c.records, Actor: c.actor, Reporter: c.reporter}
+	c.noEvidence = &watch.NoEvidence{Intake: c.intake, Cached: c.client, Now: c.Now}
+	c.machineWatch = &watch.Machines{Machines: c.Machines, Now: c.Now, Queue: c.queue, Retries: c.retries, Listed: &c.listed, Records: c.records}
+	c.ekChanges = &watch.EKChanges{
+		Rules: c.Rules, Machines: c.Machines, Acknowledgements: c.AcceptedEKChanges, Audit: c.Audit, Metrics: c.Metrics, Now: c.Now,
+		Records: c.records, Actor: c.actor, Reporter: c.reporter,
 	}
 	if c.Requests != nil {
-		c.Requests.providers = c.providers
+		c.Requests.Providers = c.providers
 	}
 	return c, nil
 }
 
 // reporting returns what the reporter uses of the configuration.
-func (c *Controller) reporting(clients Clients) reportConfig {
-	config := reportConfig{
-		rules: c.Rules, issuer: c.issuer, audit: c.Audit, decisions: c.Decisions, source: records.SourceInventory,
-		metrics: c.Metrics, events: clients.Events, recordEvents: clients.RecordEvents, live: c.live, retries: c.retries, now: c.Now,
+func (c *Controller) reporting(clients Clients) report.Config {
+	config := report.Config{
+		Rules: c.Rules, Issuer: c.issuer, Audit: c.Audit, Decisions: c.Decisions, Source: records.SourceInventory,
+		Metrics: c.Metrics, Events: clients.Events, RecordEvents: clients.RecordEvents, Live: c.live, Retries: c.retries, Now: c.Now,
 	}
 	if c.Owned != nil {
-		config.source = c.Owned.Source
+		config.Source = c.Owned.Source
 	}
 	if c.Revocation != nil {
-		config.revocationLog = c.Revocation.Log
+		config.RevocationLog = c.Revocation.Log
 	}
 	return config
 }
@@ -243,19 +249,19 @@ func (c *Controller) newQueue(requests cache.Cache, log logr.Logger, defaults ru
 	if err != nil {
 		return nil, err
 	}
-	for _, source := range []source.Source{watch, c.machineWatch.source(log.WithName("machines")), c.ekChanges.source(log.WithName("ek-changes")), c.revocation(), c.noEvidence.source(log.WithName("no-evidence"))} {
+	for _, source := range []source.Source{watch, c.machineWatch.Source(log.WithName("machines")), c.ekChanges.Source(log.WithName("ek-changes")), c.revocation(), c.noEvidence.Source(log.WithName("no-evidence"))} {
 		if err := queue.Watch(source); err != nil {
 			return nil, err
 		}
 	}
-	return queue, queue.Watch(source.Kind[client.Object](requests, &certificatesv1.CertificateSigningRequest{}, &handler.EnqueueRequestForObject{}, c.intake.observed()))
+	return queue, queue.Watch(source.Kind[client.Object](requests, &certificatesv1.CertificateSigningRequest{}, &handler.EnqueueRequestForObject{}, c.intake.Observed()))
 }
 
 // watchRecords returns the source that fills the cache of records. Metrics read that cache, too.
 func (c *Controller) watchRecords(log logr.Logger) (source.Source, error) {
 	watch, err := c.records.Watch(log)
 	if err == nil {
-		c.ClusterMetrics.Observe(telemetry.State{Waiting: func() map[string]int { return c.noEvidence.addTo(c.retries.Causes()) }, Records: c.records.Gauged})
+		c.ClusterMetrics.Observe(telemetry.State{Waiting: func() map[string]int { return c.noEvidence.AddTo(c.retries.Causes()) }, Records: c.records.Gauged})
 	}
 	return watch, err
 }
@@ -280,7 +286,7 @@ func (c *Controller) options(log logr.Logger) controller.Options {
 
 // newController checks a configuration. A missing field is an error: it must never disable a rule.
 func newController(config Config) (*Controller, error) {
-	c := &Controller{Config: &config, providers: map[string]Provider{}, issuer: signing.NewIssuer(config.CA)}
+	c := &Controller{Config: &config, providers: map[string]evidence.Provider{}, issuer: signing.NewIssuer(config.CA)}
 	switch {
 	case c.Rules == nil:
 		return nil, errors.New("controller: there are no rules")
@@ -310,11 +316,11 @@ func newController(config Config) (*Controller, error) {
 		if p == nil {
 			return nil, fmt.Errorf("controller: the rules know a provider %q, and there is none of that name", w.Name)
 		}
-		if _, challenges := p.(Challenger); challenges != w.Challenges {
+		if _, challenges := p.(evidence.Challenger); challenges != w.Challenges {
 			return nil, fmt.Errorf("controller: provider %q: rules and provider do not agree on whether it challenges", w.Name)
 		}
 	}
-	if _, ok := c.Machines.(TokenSource); tokens && !ok {
+	if _, ok := c.Machines.(evidence.TokenSource); tokens && !ok {
 		return nil, errors.New("controller: the rules ask which machine a bootstrap token was made for, and the source of machines does not know")
 	}
 	if c.Rates == (fairqueue.Rates{}) {
@@ -323,9 +329,9 @@ func newController(config Config) (*Controller, error) {
 	if err := c.Rates.Check(); err != nil {
 		return nil, fmt.Errorf("controller: rates: %w", err)
 	}
-	c.queue = fairqueue.New(c.Rates, func(claim fairqueue.Claim) bool { return c.listed.Load().has(claim) },
+	c.queue = fairqueue.New(c.Rates, func(claim fairqueue.Claim) bool { return c.listed.Load().Has(claim) },
 		func(ak string) bool { return c.records.HasAK(ak) })
-	c.retries = fairqueue.NewRetries[waitingEvidence]()
+	c.retries = fairqueue.NewRetries[collect.WaitingEvidence]()
 	if c.Concurrency == 0 {
 		c.Concurrency = 16
 	}

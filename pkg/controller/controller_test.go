@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache/informertest"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/evidence"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
@@ -61,21 +62,21 @@ func TestConfigIsComplete(t *testing.T) {
 		"rules that say it does not challenge": {func(_ *Config, p *verifier.Policy) { p.Providers[0].Challenges = false }, "challenges"},
 		"rules that say it does": {func(c *Config, p *verifier.Policy) {
 			p.Providers = append(p.Providers, verifier.Provider{Name: "acme", Challenges: true})
-			c.Providers = append(c.Providers, FromSigner("acme", InsecureSigner{}))
+			c.Providers = append(c.Providers, evidence.FromSigner("acme", evidence.InsecureSigner{}))
 		}, "challenges"},
 		"insecure, without a provider": {func(c *Config, p *verifier.Policy) {
 			p.InsecureSigner, c.Machines = verifier.InsecureSignerName, noTokens{}
 		}, `"insecure"`},
 		"insecure, without tokens": {func(c *Config, p *verifier.Policy) {
 			p.InsecureSigner = verifier.InsecureSignerName
-			c.Providers = append(c.Providers, FromSigner(verifier.InsecureProvider, InsecureSigner{}))
+			c.Providers = append(c.Providers, evidence.FromSigner(verifier.InsecureProvider, evidence.InsecureSigner{}))
 		}, "token"},
 		"tokens required, and nobody knows": {func(_ *Config, p *verifier.Policy) { p.Token = verifier.Required }, "token"},
 		"no limits for a CA":                {func(c *Config, _ *verifier.Policy) { c.CA = signing.NewFiles("a", "b") }, "lifetime"},
 		"a rate that is none":               {func(c *Config, _ *verifier.Policy) { c.Rates.Machine.Burst = 1 }, "rates"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			config, p := Config{Providers: []Provider{stubTPM{}}, Machines: noMachines{}, Namespace: "n"}, policy()
+			config, p := Config{Providers: []evidence.Provider{stubTPM{}}, Machines: noMachines{}, Namespace: "n"}, policy()
 			c.bend(&config, &p)
 			rules, err := verifier.New(p)
 			if err != nil {
@@ -88,13 +89,13 @@ func TestConfigIsComplete(t *testing.T) {
 			}
 		})
 	}
-	if _, err := newController(Config{Providers: []Provider{stubTPM{}}, Machines: noMachines{}, Namespace: "n"}); err == nil {
+	if _, err := newController(Config{Providers: []evidence.Provider{stubTPM{}}, Machines: noMachines{}, Namespace: "n"}); err == nil {
 		t.Error("without rules it starts")
 	}
 }
 
 // stubTPM is a Challenger named tpm, for tests that judge nothing.
-type stubTPM struct{ Challenger }
+type stubTPM struct{ evidence.Challenger }
 
 func (stubTPM) Name() string { return "tpm" }
 
@@ -133,7 +134,7 @@ func TestQueue(t *testing.T) {
 			k.Error("the first is not issued")
 		}
 		k.machine(machineNamed("late", "ek-late"))
-		time.Sleep(2 * machinesInterval)
+		time.Sleep(2 * time.Second)
 		if len(k.is("late", "Approved/Attested").Status.Certificate) == 0 {
 			k.Error("the machine is known, and its request still waits")
 		}
@@ -155,7 +156,7 @@ func TestAdd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config := Config{Providers: []Provider{stubTPM{}}, Machines: noMachines{}, Namespace: "n"}
+	config := Config{Providers: []evidence.Provider{stubTPM{}}, Machines: noMachines{}, Namespace: "n"}
 	if err := Add(manager, config); err == nil {
 		t.Error("without rules it is added")
 	}

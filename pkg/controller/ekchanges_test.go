@@ -17,6 +17,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/watch"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
@@ -39,7 +40,7 @@ func (a *acknowledged) RemoveAcknowledgedEKChange(_ context.Context, name string
 type fleet struct {
 	*kit
 	in       *instance
-	changes  *ekChanges
+	changes  *watch.EKChanges
 	accepted *acknowledged
 	machines []verifier.Machine
 }
@@ -57,7 +58,7 @@ func newFleet(k *kit, count int) *fleet {
 	k.config.AcceptedEKChanges = f.accepted
 	f.in = k.start(inSync)
 	f.changes = f.in.ekChanges
-	f.changes.log = logr.New(k.journal)
+	f.changes.Log = logr.New(k.journal)
 	return f
 }
 
@@ -74,7 +75,7 @@ func (f *fleet) name(suffix string, machines ...int) {
 func (f *fleet) compare() {
 	f.Helper()
 	synctest.Wait()
-	if err := f.changes.compare(f.ctx, time.Now()); err != nil {
+	if err := f.changes.Compare(f.ctx, time.Now()); err != nil {
 		f.Fatal(err)
 	}
 	synctest.Wait()
@@ -145,7 +146,7 @@ func TestFewEKChangesAreAccepted(t *testing.T) {
 		f.name("")
 		f.compare()
 		f.replaced()
-		if events := k.journal.eventsOf(ReasonEKChangeAccepted); len(events) != 4 || !strings.Contains(events[0], "on m-01") || !strings.Contains(events[1], "on record/m-01") {
+		if events := k.journal.eventsOf(watch.ReasonEKChangeAccepted); len(events) != 4 || !strings.Contains(events[0], "on m-01") || !strings.Contains(events[1], "on record/m-01") {
 			k.Errorf("%q", events)
 		}
 	})
@@ -203,7 +204,7 @@ func TestManyEKChangesAreHeld(t *testing.T) {
 		f.name("-new", 0, 1, 2, 3)
 		f.compare()
 		f.replaced(0)
-		held := k.journal.eventsOf(ReasonEKChangeHeld)
+		held := k.journal.eventsOf(watch.ReasonEKChangeHeld)
 		if len(held) != 3 {
 			k.Fatalf("%q", held)
 		}
@@ -235,12 +236,12 @@ func TestManyEKChangesAreHeld(t *testing.T) {
 			return run()
 		}
 		synctest.Wait()
-		if err := f.changes.compare(k.ctx, time.Now()); err == nil || !slices.Contains(f.accepted.names, name[1]) {
+		if err := f.changes.Compare(k.ctx, time.Now()); err == nil || !slices.Contains(f.accepted.names, name[1]) {
 			k.Errorf("%v, %q", err, f.accepted.names)
 		}
 		f.accepted.err = errors.New("the Secret cannot be written")
 		synctest.Wait()
-		if err := f.changes.compare(k.ctx, time.Now()); !errors.Is(err, f.accepted.err) {
+		if err := f.changes.Compare(k.ctx, time.Now()); !errors.Is(err, f.accepted.err) {
 			k.Error(err)
 		}
 		f.replaced(0, 1, 2, 3)
@@ -286,7 +287,7 @@ func TestManyFirstUsesAreHeld(t *testing.T) {
 		f.name("-new", 0)
 		f.compare()
 		f.replaced(0)
-		if events := k.journal.eventsOf(ReasonEKChangeAccepted); len(events) != 2 || !strings.Contains(events[0], "Inventory names other") {
+		if events := k.journal.eventsOf(watch.ReasonEKChangeAccepted); len(events) != 2 || !strings.Contains(events[0], "Inventory names other") {
 			k.Errorf("%q", events)
 		}
 		f.name("") // a source that falls silent takes nothing back, and frees nothing
@@ -295,7 +296,7 @@ func TestManyFirstUsesAreHeld(t *testing.T) {
 		f.name("-new", 1, 2, 3)
 		f.compare()
 		f.replaced(0)
-		held := k.journal.eventsOf(ReasonEKChangeHeld)
+		held := k.journal.eventsOf(watch.ReasonEKChangeHeld)
 		name := regexp.MustCompile(sources.AnnotationAcceptEKChanges + `=(FirstUse-[0-9a-f]{16})`).FindStringSubmatch(strings.Join(held, "\n"))
 		if len(held) != 3 || name == nil {
 			k.Fatalf("%q", held)
@@ -340,6 +341,9 @@ func TestEKChangesInAuditMode(t *testing.T) {
 	})
 }
 
+// ekChangesRemind is the interval after which held changes are reported again.
+const ekChangesRemind = 15 * time.Minute
+
 // The comparison runs with its controller: often with a cache of records and shared machines, and
 // each minute without the cache. It ends with its context.
 func TestEKChangesRun(t *testing.T) {
@@ -348,7 +352,7 @@ func TestEKChangesRun(t *testing.T) {
 		shared bool
 		within time.Duration
 	}{
-		"shared": {inSync, true, 2 * ekChangesInterval}, "built": {inSync, false, 2 * ekChangesSlow}, "not in sync": {unwatched, true, 2 * ekChangesUnwatched},
+		"shared": {inSync, true, 5 * time.Second}, "built": {inSync, false, time.Minute}, "not in sync": {unwatched, true, 2 * time.Minute},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(k *kit) {
@@ -361,7 +365,7 @@ func TestEKChangesRun(t *testing.T) {
 				ctx, cancel := context.WithCancel(k.ctx)
 				defer synctest.Wait()
 				defer cancel()
-				if err := in.ekChanges.source(logr.New(k.journal)).Start(ctx, nil); err != nil {
+				if err := in.ekChanges.Source(logr.New(k.journal)).Start(ctx, nil); err != nil {
 					k.Fatal(err)
 				}
 				k.machines.fail(errors.New("away"))

@@ -8,6 +8,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/evidence"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/records"
 	csrstate "github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
 )
@@ -21,19 +22,19 @@ func (c *Controller) finish(ctx context.Context, request *certificatesv1.Certifi
 		return nil
 	}
 	claim, _ := c.Rules.ParseClaim(request)
-	provider := c.providers[claim.Provider]
-	if claim.Hello || provider == nil {
+	p := c.providers[claim.Provider]
+	if claim.Hello || p == nil {
 		return nil
 	}
 	var hello *certificatesv1.CertificateSigningRequest
-	if challenger, ok := provider.(Challenger); ok {
+	if challenger, ok := p.(evidence.Challenger); ok {
 		var err error
 		// the cache suffices: a stale hello causes a conflict
-		if hello, err = FindHello(ctx, c.client, challenger, request); err != nil {
+		if hello, err = evidence.FindHello(ctx, c.client, challenger, request); err != nil {
 			return err
 		}
 	}
-	if c.issuer.Issues() && (hello == nil || csrstate.Of(hello) != csrstate.Pending || c.actor.lastWrites.closed(hello)) {
+	if c.issuer.Issues() && (hello == nil || csrstate.Of(hello) != csrstate.Pending || c.actor.LastWrites.Closed(hello)) {
 		return nil
 	}
 	record, err := c.recordNaming(ctx, request)
@@ -45,20 +46,20 @@ func (c *Controller) finish(ctx context.Context, request *certificatesv1.Certifi
 		if err != nil {
 			return err
 		}
-		if err := c.actor.writeRecord(ctx, record); err != nil {
+		if err := c.actor.WriteRecord(ctx, record); err != nil {
 			return err
 		}
 		// this wakes a round that puts the certificate into the policies; the node has it already
 		c.enforcer.UntilAccepted(record.Spec.NodeName, fingerprint)
-		c.reporter.recorder.recordIssued(ctx, request, hello, c.records.Record(record))
+		c.reporter.RecordIssued(ctx, request, hello, c.records.Record(record))
 	}
 	if hello == nil || record.Status.Hello == nil || record.Status.Hello.UID != hello.UID {
 		return nil
 	}
 	if records.HasCertificateFor(record, request.UID) {
-		c.reporter.recorder.recordIssued(ctx, request, hello, c.records.Record(record))
+		c.reporter.RecordIssued(ctx, request, hello, c.records.Record(record))
 	}
-	return c.actor.closeHello(ctx, hello, request.Name)
+	return c.actor.CloseHello(ctx, hello, request.Name)
 }
 
 // recordNaming returns the record whose status.request is this request, nil if there is none.

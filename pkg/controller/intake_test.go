@@ -21,6 +21,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/intake"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
@@ -91,7 +92,7 @@ func TestWhichLooksTakeATokenOfTheRate(t *testing.T) {
 				queue := in.queueOf()
 				var took time.Duration
 				for range 2 {
-					if !in.intake.observed().Create(event.CreateEvent{Object: in.cached("r")}) || !in.intake.observed().Update(event.UpdateEvent{ObjectNew: in.cached("r")}) {
+					if !in.intake.Observed().Create(event.CreateEvent{Object: in.cached("r")}) || !in.intake.Observed().Update(event.UpdateEvent{ObjectNew: in.cached("r")}) {
 						k.Fatal("an event does not pass")
 					}
 					queue.Add(requestFor("r"))
@@ -103,7 +104,7 @@ func TestWhichLooksTakeATokenOfTheRate(t *testing.T) {
 				if limited := took >= every/2; limited != c.limited {
 					k.Errorf("two looks took %s", took)
 				}
-				if !in.intake.observed().Delete(event.DeleteEvent{Object: in.cached("r")}) {
+				if !in.intake.Observed().Delete(event.DeleteEvent{Object: in.cached("r")}) {
 					k.Error("its end does not pass")
 				}
 			})
@@ -123,12 +124,12 @@ func TestEndOfAChallenge(t *testing.T) {
 				k.tpm.lifetime = lifetime
 				k.challenged(k.request("hello", attestation.HelloSignerName, "worker-1", asToken("worker-1"), document{EK: "ek-1"}))
 				queue := in.queueOf()
-				in.intake.observe(in.cached("hello"))
+				in.intake.Observe(in.cached("hello"))
 				queue.Add(requestFor("hello"))
 				request, _ := queue.Get()
 				result := in.once("hello")
 				queue.Done(request)
-				if want := lifetime + closeDelay; result.RequeueAfter > want || result.RequeueAfter < want-time.Second {
+				if want := lifetime + intake.CloseDelay; result.RequeueAfter > want || result.RequeueAfter < want-time.Second {
 					k.Errorf("it comes back after %s", result.RequeueAfter)
 				}
 				if len(in.made()) > 0 || k.tpm.count() > 0 {
@@ -160,59 +161,17 @@ func TestEndOfAChallengeInAuditMode(t *testing.T) {
 		in := k.start(inSync)
 		k.challenged(k.request("hello", attestation.HelloSignerName, "worker-1", asToken("worker-1"), document{EK: "ek-1"}))
 		time.Sleep(time.Hour)
-		if result := in.once("hello"); result.RequeueAfter != closeDelay {
+		if result := in.once("hello"); result.RequeueAfter != intake.CloseDelay {
 			k.Errorf("%+v", result)
 		}
 		k.is("hello", "")
 	})
 }
 
-func TestListMachines(t *testing.T) {
-	nameless := machineNamed("")
-	list := listMachines([]verifier.Machine{machineNamed("a", "ek-a", "ek-b"), machineNamed("b"), machineNamed("c", ""), nameless})
-	for claim, want := range map[fairqueue.Claim]bool{
-		{EK: "ek-a"}:                    true,
-		{EK: "ek-b", Node: "elsewhere"}: true,
-		{Node: "b"}:                     true,
-		{Node: "a"}:                     false, // its EK is named
-		{Node: "c"}:                     false, // an EK is named, though it is empty
-		{EK: "ek-c"}:                    false,
-		{}:                              false,
-	} {
-		if got := list.has(claim); got != want {
-			t.Errorf("%+v: %t", claim, got)
-		}
-	}
-	var none *listedMachines
-	if none.has(fairqueue.Claim{Node: "b"}) || list.equal(none) || !list.equal(list) || list.equal(listMachines(nil)) {
-		t.Error("before the machines are known none is listed")
-	}
-}
-
-func TestClassOf(t *testing.T) {
-	for username, want := range map[string]fairqueue.Class{
-		"system:node:a": fairqueue.Nodes, "system:bootstrap:abcdef": fairqueue.Tokens, "system:bootstrap:ABCDEF": fairqueue.Others, "admin": fairqueue.Others,
-	} {
-		if got := classOf(username); got != want {
-			t.Errorf("%s: %d", username, got)
-		}
-	}
-}
-
 // withOrigin returns a request that shows its AK to a tpmStub.
 func withOrigin(object *certificatesv1.CertificateSigningRequest, ak string) *certificatesv1.CertificateSigningRequest {
 	object.Annotations = map[string]string{attestation.AnnotationOrigin: ak}
 	return object
-}
-
-// A request that is too long shows no AK, nor one that no provider can verify.
-func TestOriginsThatAreNotVerified(t *testing.T) {
-	stub := map[string]Provider{"tpm": &tpmStub{}}
-	short, long := requestNamed("short", "uid"), requestNamed("long", "uid")
-	short.Spec.Request, long.Spec.Request = make([]byte, attestation.MaxRequestSize), make([]byte, attestation.MaxRequestSize+1)
-	if originAK(stub, "ak", short) != "ak" || originAK(stub, "ak", long) != "" || originAK(nil, "ak", short) != "" || originAK(stub, "", short) != "" {
-		t.Error("another origin is verified")
-	}
 }
 
 // The flow of a proof has the EK that its hello claims, while the cache has the hello.
@@ -230,7 +189,7 @@ func TestFlowOf(t *testing.T) {
 			"shown-late":  {Class: fairqueue.Nodes, Requester: asNode("worker-1"), Claim: fairqueue.Claim{AK: "ak-1", EK: "ek-1", Node: "worker-1", Proof: true}},
 			"lonely":      {Class: fairqueue.Nodes, Requester: asNode("worker-1"), Claim: fairqueue.Claim{Node: "worker-1", Proof: true}},
 		} {
-			if got := in.intake.flowOf(in.cached(name)); got != want {
+			if got := in.intake.FlowOf(in.cached(name)); got != want {
 				k.Errorf("%s: %+v", name, got)
 			}
 		}
@@ -269,7 +228,7 @@ func TestSharedMachinesWake(t *testing.T) {
 		w, queue := in.machineWatch, &woken{}
 		compare := func(want ...string) {
 			k.Helper()
-			if err := w.compare(k.ctx, queue); err != nil {
+			if err := w.Compare(k.ctx, queue); err != nil {
 				k.Fatal(err)
 			}
 			if got := queue.taken(); !slices.Equal(got, want) {
@@ -277,7 +236,7 @@ func TestSharedMachinesWake(t *testing.T) {
 			}
 		}
 		compare()
-		if !in.listed.Load().has(fairqueue.Claim{EK: "ek-1"}) {
+		if !in.listed.Load().Has(fairqueue.Claim{EK: "ek-1"}) {
 			k.Error("the machines are not listed")
 		}
 		waiting(k, in)
@@ -292,7 +251,7 @@ func TestSharedMachinesWake(t *testing.T) {
 		k.machines.set(k.machines.list...) // another slice, and the same machines
 		compare("listed")
 		k.machines.fail(errors.New("away"))
-		if err := w.compare(k.ctx, queue); err == nil || len(queue.taken()) > 0 {
+		if err := w.Compare(k.ctx, queue); err == nil || len(queue.taken()) > 0 {
 			k.Error("machines that are not known were compared")
 		}
 	})
@@ -316,18 +275,15 @@ func TestRecordsThatAreKnownLater(t *testing.T) {
 				withOrigin(object, "ak-1")
 			}
 			k.file(object, asNode("worker-1"))
-			in.intake.observe(in.cached(name))
+			in.intake.Observe(in.cached(name))
 			queue.Add(requestFor(name))
 		}
 		compare := func() {
-			if err := w.compare(k.ctx, queue); err != nil {
+			if err := w.Compare(k.ctx, queue); err != nil {
 				k.Fatal(err)
 			}
 		}
 		compare()
-		if w.recordsKnown {
-			k.Error("the records are known without a watch")
-		}
 		source := must(in.records.Watch(logr.Discard()))
 		ctx, stop := context.WithCancel(k.ctx)
 		defer synctest.Wait()
@@ -355,7 +311,7 @@ func TestBuiltMachinesWake(t *testing.T) {
 			case 2:
 				k.machine(machineNamed("late", "ek-late"))
 			}
-			if err := w.compare(k.ctx, queue); err != nil {
+			if err := w.Compare(k.ctx, queue); err != nil {
 				k.Fatal(err)
 			}
 			if got := queue.taken(); !slices.Equal(got, want) {
@@ -377,7 +333,7 @@ func TestMachineWatchRests(t *testing.T) {
 			ctx, cancel := context.WithCancel(k.ctx)
 			defer synctest.Wait()
 			defer cancel()
-			if err := in.machineWatch.source(logr.Discard()).Start(ctx, in.queueOf()); err != nil {
+			if err := in.machineWatch.Source(logr.Discard()).Start(ctx, in.queueOf()); err != nil {
 				k.Fatal(err)
 			}
 			synctest.Wait()

@@ -10,7 +10,9 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/intake"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/watch"
 )
 
 // issuedAround files a request that another signer has issued.
@@ -56,11 +58,11 @@ func TestIssuedWithoutAttestation(t *testing.T) {
 		}, "for somebody", true},
 		"a marked one": {func(k *kit) {
 			request := k.issuedAround("r", kubeletSigner, "bare", asToken("worker-1"))
-			k.annotate("r", AnnotationIssuedWithoutAttestation, mark(request))
+			k.annotate("r", intake.AnnotationIssuedWithoutAttestation, mark(request))
 		}, "", false},
 		"a mark of the requester's own": {func(k *kit) {
 			k.issuedAround("r", kubeletSigner, "bare", asToken("worker-1"))
-			k.annotate("r", AnnotationIssuedWithoutAttestation, "sha256:0")
+			k.annotate("r", intake.AnnotationIssuedWithoutAttestation, "sha256:0")
 		}, "signer " + kubeletSigner, true},
 		"a request that a record names": {func(k *kit) {
 			record := k.attested("worker-1", "ek-1")
@@ -110,12 +112,12 @@ func TestIssuedWithoutAttestation(t *testing.T) {
 					k.node("worker-1")
 					in := k.start(w)
 					c.file(k)
-					before := k.get("r").Annotations[AnnotationIssuedWithoutAttestation]
+					before := k.get("r").Annotations[intake.AnnotationIssuedWithoutAttestation]
 					in.settle()
 					if read := len(in.counted()) > 0; w == inSync && read != c.live {
 						k.Errorf("the API server was asked: %t", read)
 					}
-					events, marked := k.journal.eventsOf(ReasonIssuedWithoutAttestation), k.get("r").Annotations[AnnotationIssuedWithoutAttestation]
+					events, marked := k.journal.eventsOf(watch.ReasonIssuedWithoutAttestation), k.get("r").Annotations[intake.AnnotationIssuedWithoutAttestation]
 					if c.says == "" {
 						if len(events) > 0 || marked != before {
 							k.Errorf("%q, mark %q", events, marked)
@@ -127,7 +129,7 @@ func TestIssuedWithoutAttestation(t *testing.T) {
 					}
 					in.settle()
 					k.start(w).settle()
-					if again := k.journal.eventsOf(ReasonIssuedWithoutAttestation); len(again) != len(events) {
+					if again := k.journal.eventsOf(watch.ReasonIssuedWithoutAttestation); len(again) != len(events) {
 						k.Errorf("reported again: %q", again)
 					}
 				})
@@ -158,7 +160,7 @@ func TestForgottenRecords(t *testing.T) {
 					k.attested("worker-1", "ek-1")
 				}
 				in.once(proof)
-				if events := k.journal.eventsOf(ReasonIssuedWithoutAttestation); len(events) > 0 {
+				if events := k.journal.eventsOf(watch.ReasonIssuedWithoutAttestation); len(events) > 0 {
 					k.Errorf("%q", events)
 				}
 				if lines := k.journal.linesWith("no record names"); len(lines) != 1 {
@@ -203,12 +205,12 @@ func TestMarkThatCannotBeWritten(t *testing.T) {
 					return run()
 				}
 				result, err := in.reconcile("r")
-				if (err != nil) != c.fails || (result.RequeueAfter > 0) != c.comesBack || len(k.journal.eventsOf(ReasonIssuedWithoutAttestation)) != c.reported {
+				if (err != nil) != c.fails || (result.RequeueAfter > 0) != c.comesBack || len(k.journal.eventsOf(watch.ReasonIssuedWithoutAttestation)) != c.reported {
 					k.Errorf("%+v, %v, %q", result, err, k.journal.events)
 				}
 				in.intercept = nil
 				in.once("r")
-				if events := k.journal.eventsOf(ReasonIssuedWithoutAttestation); len(events) != 1 {
+				if events := k.journal.eventsOf(watch.ReasonIssuedWithoutAttestation); len(events) != 1 {
 					k.Errorf("%q", events)
 				}
 			})

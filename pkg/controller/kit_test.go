@@ -42,7 +42,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/act"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/evidence"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/intake"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/records"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
@@ -257,7 +260,7 @@ func (s *server) patchStatus(ctx context.Context, _ client.Client, subresource s
 // check records forbidden writes. These are an approval when no record names the request, a second
 // approval for a node, and a certificate that is not in the record.
 func (s *server) check(ctx context.Context, before, after *certificatesv1.CertificateSigningRequest) {
-	approves := csrstate.Of(before) == csrstate.Pending && csrstate.Of(after) == csrstate.Approved && after.Status.Conditions[0].Reason == string(ReasonApproved)
+	approves := csrstate.Of(before) == csrstate.Pending && csrstate.Of(after) == csrstate.Approved && after.Status.Conditions[0].Reason == string(act.ReasonApproved)
 	issues := len(before.Status.Certificate) == 0 && len(after.Status.Certificate) > 0 && !slices.Contains(after.Spec.Usages, certificatesv1.UsageServerAuth)
 	if !approves && !issues {
 		return
@@ -455,7 +458,7 @@ func (s *server) connect() *connection {
 type cachedClient struct {
 	*connection
 	server   *server
-	requests *RequestCache
+	requests *intake.RequestCache
 	// stale are requests of which the cache has this version.
 	stale map[string]*certificatesv1.CertificateSigningRequest
 }
@@ -473,7 +476,7 @@ func (c *cachedClient) Get(ctx context.Context, key client.ObjectKey, object cli
 	if err := c.server.Get(ctx, key, whole); err != nil {
 		return err
 	}
-	c.requests.reduce(whole).DeepCopyInto(request)
+	c.requests.Reduce(whole).DeepCopyInto(request)
 	return nil
 }
 
@@ -523,7 +526,7 @@ type tpmStub struct {
 
 func (*tpmStub) Name() string { return "tpm" }
 
-func (p *tpmStub) Judge(_ context.Context, q Question) verifier.Evidence {
+func (p *tpmStub) Judge(_ context.Context, q evidence.Question) verifier.Evidence {
 	p.mu.Lock()
 	p.judged++
 	p.mu.Unlock()
@@ -540,17 +543,17 @@ func (p *tpmStub) Judge(_ context.Context, q Question) verifier.Evidence {
 	if attestation.IsRehearsalSigner(q.Request.Spec.SignerName) {
 		target = attestation.RehearsalSignerName
 	}
-	evidence := verifier.Evidence{Provider: p.Name(), EK: p.EK(q.Request, q.Hello), SignerName: target, Err: err}
-	if err != nil && !isVerdict(err) && attestation.IsHelloSigner(q.Request.Spec.SignerName) {
-		evidence.EK = "" // as without challenge keys
+	judged := verifier.Evidence{Provider: p.Name(), EK: p.EK(q.Request, q.Hello), SignerName: target, Err: err}
+	if err != nil && !evidence.IsVerdict(err) && attestation.IsHelloSigner(q.Request.Spec.SignerName) {
+		judged.EK = "" // as without challenge keys
 	}
 	if d.Boot > 0 {
-		evidence.Boot = &verifier.Boot{Resets: d.Boot}
+		judged.Boot = &verifier.Boot{Resets: d.Boot}
 	}
 	if p.vouched && !q.Named && err == nil {
-		evidence.Err, evidence.EKUntrusted = verifier.Refusals{{Reason: "AttestationEKUntrusted", Message: "nothing vouches for it"}}, true
+		judged.Err, judged.EKUntrusted = verifier.Refusals{{Reason: "AttestationEKUntrusted", Message: "nothing vouches for it"}}, true
 	}
-	return evidence
+	return judged
 }
 
 func (*tpmStub) EK(request, hello *certificatesv1.CertificateSigningRequest) string {
@@ -612,7 +615,7 @@ func (acmeStub) VerifyClientAttestationData(_ context.Context, request *certific
 }
 
 func (acmeStub) VerifyServingAttestationData(context.Context, *certificatesv1.CertificateSigningRequest) error {
-	return ErrNoServingEvidence
+	return evidence.ErrNoServingEvidence
 }
 
 func (acmeStub) MachineName(_ context.Context, request *certificatesv1.CertificateSigningRequest) (string, error) {
@@ -875,7 +878,7 @@ func newKit(t *testing.T) *kit {
 	}
 	k.ctx = log.IntoContext(t.Context(), logr.New(k.journal))
 	k.config = Config{
-		Providers: []Provider{k.tpm, FromSigner("acme", acmeStub{})}, Machines: k.machines, CA: k.ca, Limits: signing.DefaultLimits(), Namespace: testNamespace,
+		Providers: []evidence.Provider{k.tpm, evidence.FromSigner("acme", acmeStub{})}, Machines: k.machines, CA: k.ca, Limits: signing.DefaultLimits(), Namespace: testNamespace,
 	}
 	k.machine(machineNamed("worker-1", "ek-1"))
 	k.machine(machineNamed("worker-2", "ek-2"))
@@ -913,7 +916,7 @@ func (k *kit) start(w watching) *instance {
 	in := &instance{connection: k.server.connect(), k: k}
 	config := k.config
 	config.Rules = must(verifier.New(k.policy))
-	config.Requests = NewRequestCache(config.Rules)
+	config.Requests = intake.NewRequestCache(config.Rules)
 	in.cache = &cachedClient{in.connection, k.server, config.Requests, map[string]*certificatesv1.CertificateSigningRequest{}}
 	c, err := New(config, Clients{Client: in.cache, Live: in.connection, Events: k.journal, Records: in.connection})
 	if err != nil {

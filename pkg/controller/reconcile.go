@@ -15,6 +15,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/act"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/collect"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/evidence"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/intake"
 	csrstate "github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
@@ -44,11 +48,11 @@ func (c *Controller) Reconcile(ctx context.Context, key ctrl.Request) (result ct
 
 	// 2. Classify it. Most events leave nothing to decide.
 	if csrstate.Of(request).Finished() { // if it is a hello, the cache shows that it is closed
-		c.actor.lastWrites.forget(request)
+		c.actor.LastWrites.Forget(request)
 	}
-	if !c.intake.isOurs(request) {
+	if !c.intake.IsOurs(request) {
 		c.forget(request.Name)
-		return c.issuedWatch.noticeIssued(ctx, request)
+		return c.issuedWatch.Notice(ctx, request)
 	}
 	defer func() { result, err = c.retryRefusedWrite(ctx, request, result, err) }()
 	restored := false
@@ -58,9 +62,9 @@ func (c *Controller) Reconcile(ctx context.Context, key ctrl.Request) (result ct
 		if err := c.finish(ctx, request); err != nil {
 			return ctrl.Result{}, err
 		}
-		return c.issuedWatch.noticeIssued(ctx, request)
+		return c.issuedWatch.Notice(ctx, request)
 	case state == csrstate.Approved:
-		if wait := c.actor.untilPublished(request); wait > 0 {
+		if wait := c.actor.UntilPublished(request); wait > 0 {
 			return ctrl.Result{RequeueAfter: wait}, nil
 		}
 		// another signer may have issued the certificate since
@@ -68,16 +72,16 @@ func (c *Controller) Reconcile(ctx context.Context, key ctrl.Request) (result ct
 			return ctrl.Result{}, client.IgnoreNotFound(err)
 		}
 	case state == csrstate.Pending:
-		expires, challenged := c.intake.challengeExpiry(request, now)
-		if c.intake.rehearsalIsDone(request, challenged, now) {
+		expires, challenged := c.intake.ChallengeExpiry(request, now)
+		if c.intake.RehearsalIsDone(request, challenged, now) {
 			return ctrl.Result{}, nil
 		}
-		if challenged && (mayGetProof(expires, now) || c.Audit) {
-			c.intake.limit(request)
-			// In audit mode the challenge may have ended already: then wait for closeDelay.
-			return ctrl.Result{RequeueAfter: max(expires.Add(closeDelay).Sub(now), closeDelay)}, nil
+		if challenged && (intake.MayGetProof(expires, now) || c.Audit) {
+			c.intake.Limit(request)
+			// In audit mode the challenge may have ended already: then wait for CloseDelay.
+			return ctrl.Result{RequeueAfter: max(expires.Add(intake.CloseDelay).Sub(now), intake.CloseDelay)}, nil
 		}
-		if restored = c.intake.isDropped(request); restored {
+		if restored = c.intake.IsDropped(request); restored {
 			whole, retry, err := c.restore(ctx, request)
 			if whole == nil {
 				return ctrl.Result{RequeueAfter: retry}, err
@@ -100,38 +104,38 @@ func (c *Controller) Reconcile(ctx context.Context, key ctrl.Request) (result ct
 			c.queue.Charge(request.Spec.Username, time.Since(arrived))
 		}
 	}()
-	began, situation, known := time.Now(), c.collector.situationOf(request, claim, now, c.mayWrite(claim)), newMemo()
-	for _, p := range passes {
-		if !p.applies(situation) {
+	began, situation, known := time.Now(), c.collector.SituationOf(request, claim, now, c.mayWrite(claim)), collect.NewMemo()
+	for _, p := range collect.Passes {
+		if !p.Applies(situation) {
 			continue
 		}
 
 		// 3. Collect the inputs, as fresh as the pass defines.
-		in, err := c.collector.collect(ctx, request, claim, now, p, known)
+		in, err := c.collector.Collect(ctx, request, claim, now, p, known)
 		if err != nil {
 			return ctrl.Result{}, err
 		}
 
 		// 4. Judge them. If they do not suffice for the outcome, nothing is written.
 		d = c.judge(in)
-		if !p.sufficientFor(situation, d.Outcome) {
+		if !p.SufficientFor(situation, d.Outcome) {
 			continue
 		}
-		p.logUnjudged(ctx, in)
+		p.LogUnjudged(ctx, in)
 		// a rehearsal is neither approved nor signed: rehearse refuses these outcomes
-		took, mayIssue, done := time.Since(began), !c.Audit && !claim.Rehearsal, written{}
+		took, mayIssue, done := time.Since(began), !c.Audit && !claim.Rehearsal, act.Written{}
 		if d.Outcome == verifier.Approve && mayIssue {
 			// 5. Write the record. It is the lock: it names one of two requests that might both
 			// pass. A record that contradicts it and was written meanwhile is a conflict.
-			if done.record, err = c.actor.recordGrant(ctx, in, d); err == nil {
+			if done.Record, err = c.actor.RecordGrant(ctx, in, d); err == nil {
 				// 6. Approve. The record now proves that this Controller did.
-				done.request, err = c.actor.approve(ctx, in, d)
+				done.Request, err = c.actor.Approve(ctx, in, d)
 			}
-			if isStale(err) && p.consistency == Cached {
+			if isStale(err) && p.Consistency == collect.Cached {
 				continue
 			}
 			if err == nil {
-				c.reporter.report(ctx, in, d, done, took)
+				c.reporter.Report(ctx, in, d, done, took)
 			}
 			if err != nil || !c.issuer.Issues() {
 				return c.retryConflict(ctx, request, now, ctrl.Result{}, err)
@@ -139,44 +143,44 @@ func (c *Controller) Reconcile(ctx context.Context, key ctrl.Request) (result ct
 			// Sign now, without reading again what this call wrote. The rules judge all of it
 			// again. If a step fails, the event of the approval queues the request again.
 			began = time.Now()
-			done.warnings, in = d.Warnings, in.approved(done.request, done.record, c.records.Record(done.record))
+			done.Warnings, in = d.Warnings, in.Approved(done.Request, done.Record, c.records.Record(done.Record))
 			d = c.judge(in)
 			took = time.Since(began)
 		}
 
 		if d.Outcome != verifier.Sign || !mayIssue {
-			done, err := c.carryOut(ctx, in, d, done.warnings)
-			if isStale(err) && p.consistency == Cached && in.Request == request {
+			done, err := c.carryOut(ctx, in, d, done.Warnings)
+			if isStale(err) && p.Consistency == collect.Cached && in.Request == request {
 				continue
 			}
 			if err == nil {
-				c.reporter.report(ctx, in, d, done, took)
+				c.reporter.Report(ctx, in, d, done, took)
 			}
-			return c.retryConflict(ctx, request, now, ctrl.Result{RequeueAfter: done.requeueAfter}, err)
+			return c.retryConflict(ctx, request, now, ctrl.Result{RequeueAfter: done.RequeueAfter}, err)
 		}
 
 		// 7. Sign. The certificate goes into the record before anybody can have it.
-		issued, record, err := c.actor.sign(ctx, in, d, done.warnings)
+		issued, record, err := c.actor.Sign(ctx, in, d, done.Warnings)
 		if err != nil {
 			return c.retryConflict(ctx, request, now, ctrl.Result{}, err)
 		}
 		// If the node has a revoked certificate, API servers refuse the new one until the policies
 		// have it. A later call publishes it then.
-		if wait := c.actor.untilAccepted(issued); wait > 0 {
-			c.actor.keepUnpublished(ctx, in.Request, issued)
+		if wait := c.actor.UntilAccepted(issued); wait > 0 {
+			c.actor.KeepUnpublished(ctx, in.Request, issued)
 			return ctrl.Result{RequeueAfter: wait}, nil
 		}
 
 		// 8. Publish the certificate.
-		if err := c.actor.publishIssued(ctx, in.Request, issued); err != nil {
+		if err := c.actor.PublishIssued(ctx, in.Request, issued); err != nil {
 			return c.retryConflict(ctx, request, now, ctrl.Result{}, err)
 		}
 
 		// 9. Close the hello. A published certificate is final, even if this fails.
-		err = c.actor.closeHello(ctx, in.Hello, request.Name)
+		err = c.actor.CloseHello(ctx, in.Hello, request.Name)
 
 		// 10. Report.
-		c.reporter.report(ctx, in, d, written{record: record, certificate: issued.chain, warnings: issued.warnings}, took)
+		c.reporter.Report(ctx, in, d, act.Written{Record: record, Certificate: issued.Chain, Warnings: issued.Warnings}, took)
 		return c.retryConflict(ctx, request, now, ctrl.Result{}, err)
 	}
 	// not reached: the last pass is sufficient for every outcome
@@ -189,20 +193,20 @@ func (c *Controller) mayWrite(claim verifier.Claim) bool { return !c.Audit || cl
 
 // carryOut carries out each decision but the approval and the signing of a client certificate.
 // warnings are those of an approval in the same call.
-func (c *Controller) carryOut(ctx context.Context, in *inputs, d verifier.Decision, warnings verifier.Refusals) (done written, err error) {
+func (c *Controller) carryOut(ctx context.Context, in *collect.Inputs, d verifier.Decision, warnings verifier.Refusals) (done act.Written, err error) {
 	switch {
 	case d.Outcome == verifier.Wait:
-		done.requeueAfter = c.actor.wait(in, d)
-		if c.mayWrite(in.claim) {
-			c.reporter.reportUnpublished(ctx, in.Request, c.actor.publishWaiting(ctx, in, d.Refusals.Reason()))
+		done.RequeueAfter = c.actor.Wait(in, d)
+		if c.mayWrite(in.Claim) {
+			c.reporter.Unpublished(ctx, in.Request, c.actor.PublishWaiting(ctx, in, d.Refusals.Reason()))
 		}
-	case d.Outcome == verifier.Ignore && !c.issuer.Issues() && in.isRecorded():
+	case d.Outcome == verifier.Ignore && !c.issuer.Issues() && in.IsRecorded():
 		// another signer issues it; JudgeUnsigned fails it at the deadline
-		done.requeueAfter = max(c.Rules.Deadline(in.Request).Sub(in.Now), time.Second)
-	case c.mayWrite(in.claim):
-		done, err = c.actor.act(ctx, in, d)
+		done.RequeueAfter = max(c.Rules.Deadline(in.Request).Sub(in.Now), time.Second)
+	case c.mayWrite(in.Claim):
+		done, err = c.actor.CarryOut(ctx, in, d)
 	}
-	done.warnings = warnings
+	done.Warnings = warnings
 	return done, err
 }
 
@@ -210,7 +214,7 @@ func (c *Controller) carryOut(ctx context.Context, in *inputs, d verifier.Decisi
 // gone, or has changed, and the time until the next decision. It is needed, since onlyAnnotated may
 // drop the event of that change.
 func (c *Controller) restore(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (*certificatesv1.CertificateSigningRequest, time.Duration, error) {
-	whole, err := getRequest(ctx, c.live, object.Name)
+	whole, err := evidence.GetRequest(ctx, c.live, object.Name)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -224,18 +228,18 @@ func (c *Controller) restore(ctx context.Context, object *certificatesv1.Certifi
 func (c *Controller) forget(name string) {
 	c.queue.Forget(name)
 	c.retries.Forget(name)
-	c.actor.unpublished.forget(name)
+	c.actor.Forget(name)
 }
 
 // judge asks the rules for a decision that fits the request's state. Two checks outside of the
 // rules may refuse what the rules let pass: the machine's rate limit, and a revocation since the
 // hello.
-func (c *Controller) judge(in *inputs) verifier.Decision {
+func (c *Controller) judge(in *collect.Inputs) verifier.Decision {
 	if csrstate.Of(in.Request) == csrstate.Approved {
-		return c.refuseRevoked(in, c.issuer.Judge(c.Rules, in.Input, in.isRecorded()))
+		return c.refuseRevoked(in, c.issuer.Judge(c.Rules, in.Input, in.IsRecorded()))
 	}
 	d := c.refuseRevoked(in, c.Rules.Judge(in.Input))
-	if d.Outcome == verifier.Approve && !c.actor.machineLimits.Ready(d.Grant.Record.Machine.Name, c.Now()) {
+	if d.Outcome == verifier.Approve && !c.actor.MachineLimits.Ready(d.Grant.Record.Machine.Name, c.Now()) {
 		return d.RateLimited()
 	}
 	return d
@@ -243,7 +247,7 @@ func (c *Controller) judge(in *inputs) verifier.Decision {
 
 // refuseRevoked refuses a proof that the rules would approve or sign if the node was revoked since
 // the hello: a thief may have the key. The node may start over at once, with a new key.
-func (c *Controller) refuseRevoked(in *inputs, d verifier.Decision) verifier.Decision {
+func (c *Controller) refuseRevoked(in *collect.Inputs, d verifier.Decision) verifier.Decision {
 	if d.Outcome != verifier.Approve && d.Outcome != verifier.Sign {
 		return d
 	}
@@ -265,13 +269,13 @@ func (c *Controller) refuseRevoked(in *inputs, d verifier.Decision) verifier.Dec
 
 // denyUnjudged denies a request for a reason that did not come from the rules.
 func (c *Controller) denyUnjudged(ctx context.Context, request *certificatesv1.CertificateSigningRequest, reason verifier.Reason, message string, now time.Time) error {
-	if _, err := c.actor.deny(ctx, request, string(reason), message); err != nil {
+	if _, err := c.actor.Deny(ctx, request, string(reason), message); err != nil {
 		return err
 	}
 	claim, _ := c.Rules.ParseClaim(request)
-	in := (&inputs{claim: claim, provider: c.providers[claim.Provider], Input: verifier.Input{Now: now, Request: request}}).complete()
+	in := (&collect.Inputs{Claim: claim, Provider: c.providers[claim.Provider], Input: verifier.Input{Now: now, Request: request}}).Complete()
 	d := verifier.Decision{Outcome: verifier.Deny, Refusals: verifier.Refusals{{Reason: reason, Message: message}}}
-	c.reporter.log(ctx, in, d, written{}, subjectOf(in, d), string(reason), message)
+	c.reporter.Log(ctx, in, d, act.Written{}, collect.SubjectOf(in, d), string(reason), message)
 	return nil
 }
 
@@ -295,7 +299,7 @@ func (c *Controller) retryConflict(ctx context.Context, request *certificatesv1.
 		return ctrl.Result{RequeueAfter: retryDelay}, nil
 	case apierrors.IsConflict(err):
 		log.FromContext(ctx).V(1).Info("another writer was faster", "request", request.Name, "cause", err.Error())
-		return ctrl.Result{RequeueAfter: conflictDelay}, nil
+		return ctrl.Result{RequeueAfter: act.ConflictDelay}, nil
 	}
 	return result, err
 }
@@ -303,10 +307,10 @@ func (c *Controller) retryConflict(ctx context.Context, request *certificatesv1.
 // retryRefusedWrite reports a write that the API server refused. On a rehearsal it is retried later
 // than by the queue's back-off.
 func (c *Controller) retryRefusedWrite(ctx context.Context, request *certificatesv1.CertificateSigningRequest, result ctrl.Result, err error) (ctrl.Result, error) {
-	if !isWriteRefused(err) {
+	if !act.IsWriteRefused(err) {
 		return result, err
 	}
-	c.reporter.reportWriteRefused(ctx, request, err)
+	c.reporter.WriteRefused(ctx, request, err)
 	if attestation.IsRehearsalSigner(request.Spec.SignerName) {
 		return ctrl.Result{RequeueAfter: refusedVerdictDelay}, nil
 	}

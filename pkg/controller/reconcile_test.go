@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/act"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/records"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
@@ -59,7 +60,7 @@ var scenarios = map[string]scenario{
 		configure: approveOnly,
 		file: func(k *kit) string {
 			name := k.pair("signed-elsewhere", "worker-1", "ek-1", asToken("worker-1"))
-			k.condition(name, certificatesv1.CertificateApproved, string(ReasonApproved))
+			k.condition(name, certificatesv1.CertificateApproved, string(act.ReasonApproved))
 			record := k.attested("worker-1", "ek-1")
 			records.SetGrant(record, verifier.Record{
 				Cluster: testCluster, Provider: "tpm", NodeName: "worker-1", EK: "ek-1", ProofSHA256: "s", FirstProofUID: "f",
@@ -197,7 +198,7 @@ func (s scenario) check(k *kit, name string) {
 		k.Errorf("%d records name it, %v", named, err)
 	}
 	if hello := "hello-" + name; s.issued && s.recorded && name != "one-round" {
-		k.is(hello, "Denied/"+string(ReasonCompleted))
+		k.is(hello, "Denied/"+string(act.ReasonCompleted))
 	}
 	if versions := request.Annotations[attestation.AnnotationVersions]; strings.Contains(s.conditions, attestation.ReasonVersion) && versions != "tpm/v1" {
 		k.Errorf("the node is offered %q", versions)
@@ -370,7 +371,7 @@ func TestClosedHelloIsNotClosedAgain(t *testing.T) {
 			k.is("hello-a", "Denied/AttestationCompleted")
 			delete(in.cache.stale, "hello-a")
 			in.once("hello-a")
-			if in.actor.lastWrites.closed(k.get("hello-a")) {
+			if in.actor.LastWrites.Closed(k.get("hello-a")) {
 				k.Error("the closed hello is remembered, though the cache shows that it is closed")
 			}
 			in.once(proof)

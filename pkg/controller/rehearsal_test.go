@@ -16,6 +16,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/report"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
@@ -274,7 +275,7 @@ func TestRefusedVerdict(t *testing.T) {
 			return run()
 		}
 		k.request("hello", attestation.RehearsalHelloSignerName, "worker-1", asToken("worker-2"), document{EK: "ek-1"})
-		if result := in.once("hello"); result.RequeueAfter != refusedVerdictDelay || len(k.journal.eventsOf(string(ReasonWriteRefused))) != 1 {
+		if result := in.once("hello"); result.RequeueAfter != refusedVerdictDelay || len(k.journal.eventsOf(string(report.ReasonWriteRefused))) != 1 {
 			k.Errorf("%+v, %v", result, k.journal.events)
 		}
 	})

@@ -22,7 +22,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/act"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/evidence"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/records"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/report"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
@@ -40,12 +43,12 @@ func TestControllersEventsAreNotRepeated(t *testing.T) {
 		t.Fatal(err)
 	}
 	events := &eventList{}
-	c, err := New(Config{Rules: rules, Providers: []Provider{stubTPM{}}, Machines: noMachines{}, Namespace: "n"}, Clients{Events: events})
+	c, err := New(Config{Rules: rules, Providers: []evidence.Provider{stubTPM{}}, Machines: noMachines{}, Namespace: "n"}, Clients{Events: events})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, message := range []string{"first", "second"} {
-		c.reporter.event(t.Context(), requestNamed("r", "r"), "", corev1.EventTypeNormal, "A", message)
+		c.reporter.Event(t.Context(), requestNamed("r", "r"), "", corev1.EventTypeNormal, "A", message)
 	}
 	if len(events.all) != 1 {
 		t.Errorf("%q", events.all)
@@ -191,7 +194,7 @@ func TestEventsAboutDenialsAreBounded(t *testing.T) {
 				onRequests++
 			}
 		}
-		if onRequests != eventRate.Burst || onNode != 1 {
+		if onRequests != act.EventRate.Burst || onNode != 1 {
 			k.Errorf("%d Events on requests, %d on the Node", onRequests, onNode)
 		}
 		deny(0, asToken("worker-x"))
@@ -323,7 +326,7 @@ func TestRefusedWritesAreReported(t *testing.T) {
 						_, _ = in.reconcile(proof)
 						time.Sleep(time.Second)
 					}
-					if got := len(k.journal.eventsOf(string(ReasonWriteRefused))); got != want {
+					if got := len(k.journal.eventsOf(string(report.ReasonWriteRefused))); got != want {
 						k.Errorf("%d Events: %q", got, k.journal.events)
 					}
 					if got := reasonsOf(k.get(proof)); strings.Contains(got, "Denied") {
@@ -345,10 +348,10 @@ func TestReportsOfRefusedWritesAreBounded(t *testing.T) {
 			}
 			return run()
 		}
-		for i := range 2 * eventRate.Burst {
+		for i := range 2 * act.EventRate.Burst {
 			_, _ = in.reconcile(k.request(fmt.Sprintf("r-%d", i), attestation.HelloSignerName, "worker-2", asToken("worker-1"), document{EK: "ek-1"}).Name)
 		}
-		if got := len(k.journal.eventsOf(string(ReasonWriteRefused))); got != eventRate.Burst {
+		if got := len(k.journal.eventsOf(string(report.ReasonWriteRefused))); got != act.EventRate.Burst {
 			k.Errorf("%d Events", got)
 		}
 	})

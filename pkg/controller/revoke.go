@@ -59,7 +59,7 @@ func (c *Controller) newEnforcer(clients Clients) (*revocation.Enforcer, error) 
 	r.enforcer, err = revocation.New(revocation.Config{
 		Cluster: r.Cluster, Namespace: c.Namespace, SlicePrefix: r.SlicePrefix, Labels: r.Labels, Owners: r.Owners,
 		Signers: c.Rules.AttestingSigners(), Objects: clients.Records, Joined: clients.Joined, Version: r.Version,
-		Records: c.records, StatusNamespace: r.StatusNamespace, Events: c.reporter.events, Mirror: r.Mirror, Applied: c.reporter.reportApplied,
+		Records: c.records, StatusNamespace: r.StatusNamespace, Events: c.reporter.Events, Mirror: r.Mirror, Applied: c.reporter.Applied,
 		Metrics: c.ClusterMetrics, Log: r.Log, Now: c.Now,
 	})
 	return r.enforcer, err

@@ -72,13 +72,13 @@ func TestAppliedIsReported(t *testing.T) {
 					k.Cleanup(k.config.Decisions.Log.Close)
 				}
 				in := k.start(inSync)
-				in.reporter.revocationLog = logr.New(k.journal)
+				in.reporter.RevocationLog = logr.New(k.journal)
 				k.node("worker-1")
 				record := k.attested("worker-1", "ek-1")
 				record.Spec.ProviderID = "test://worker-1"
 				record.OwnerReferences = []metav1.OwnerReference{{APIVersion: "cluster.x-k8s.io/v1beta2", Kind: "Machine", Name: "m-1", UID: "uid-of-m-1"}}
 				c.applied.Record = record
-				in.reporter.reportApplied(k.ctx, c.applied)
+				in.reporter.Applied(k.ctx, c.applied)
 				synctest.Wait()
 
 				_, reason, _ := strings.Cut(c.event, " ")

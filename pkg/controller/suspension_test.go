@@ -20,7 +20,7 @@ func (in *instance) suspend(eks ...string) {
 	for _, ek := range eks {
 		suspended[ek] = true
 	}
-	in.collector.suspended = func() (map[string]bool, error) { return suspended, nil }
+	in.collector.Suspended = func() (map[string]bool, error) { return suspended, nil }
 }
 
 var allWatching = []watching{inSync, stale, unwatched}
@@ -151,7 +151,7 @@ func TestSuspensionsAreNotKnown(t *testing.T) {
 	for _, w := range []watching{inSync, unwatched} {
 		inBubble(t, func(k *kit) {
 			in := k.start(w)
-			in.collector.suspended = func() (map[string]bool, error) { return nil, errors.New("connection refused") }
+			in.collector.Suspended = func() (map[string]bool, error) { return nil, errors.New("connection refused") }
 			k.attested("worker-2", "ek-2")
 			hello := k.request("hello", attestation.HelloSignerName, "worker-1", asToken("worker-1"), document{EK: "ek-1"}).Name
 			renewal := k.pair("renewal", "worker-2", "ek-2", asNode("worker-2"))

@@ -11,7 +11,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/act"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/report"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
@@ -92,7 +94,7 @@ func TestPublishedReasonsAreBounded(t *testing.T) {
 		for i := range flood {
 			k.unlisted(fmt.Sprint("r-", i), asToken("late"))
 		}
-		if got := annotated(); got != eventRate.Burst {
+		if got := annotated(); got != act.EventRate.Burst {
 			k.Errorf("%d are annotated at once", got)
 		}
 		if got := annotated(); got != 0 {
@@ -103,7 +105,7 @@ func TestPublishedReasonsAreBounded(t *testing.T) {
 			k.Error("another requester's is not annotated")
 		}
 		in.counted()
-		for second := range flood - eventRate.Burst {
+		for second := range flood - act.EventRate.Burst {
 			time.Sleep(time.Second)
 			if got := annotated(); got != 1 {
 				k.Errorf("%d are annotated after %d s", got, second+1)
@@ -133,7 +135,7 @@ func TestPublishingTakesTurns(t *testing.T) {
 		queue := in.queueOf()
 		look := func(name string) (took time.Duration) {
 			k.Helper()
-			in.intake.observe(in.cached(name))
+			in.intake.Observe(in.cached(name))
 			queue.Add(requestFor(name))
 			began := time.Now()
 			request, _ := queue.Get()
@@ -170,7 +172,7 @@ func TestPublishingFails(t *testing.T) {
 				if result := in.once(hello); result.RequeueAfter != time.Second || k.journal.outcomes() != "Wait" {
 					k.Errorf("%+v", result)
 				}
-				if reported := len(k.journal.eventsOf(string(ReasonWriteRefused))); (reported == 1) != (name == "forbidden") {
+				if reported := len(k.journal.eventsOf(string(report.ReasonWriteRefused))); (reported == 1) != (name == "forbidden") {
 					k.Errorf("%d Events: %q", reported, k.journal.events)
 				}
 				in.intercept = nil
@@ -191,10 +193,10 @@ func TestAnnotationQueuesNothingWithoutContent(t *testing.T) {
 		hello := k.unlisted("hello", asToken("late"))
 		before := in.cached(hello)
 		k.annotate(hello, attestation.AnnotationWaiting, "A: b")
-		in.Requests.budget = fairqueue.NewBudget()
-		in.Requests.budget.Reserve(asToken("late"), 16<<20)
+		in.Requests.Budget = fairqueue.NewBudget()
+		in.Requests.Budget.Reserve(asToken("late"), 16<<20)
 		after := in.cached(hello)
-		if !in.intake.isDropped(after) || in.intake.observed().Update(event.UpdateEvent{ObjectOld: before, ObjectNew: after}) {
+		if !in.intake.IsDropped(after) || in.intake.Observed().Update(event.UpdateEvent{ObjectOld: before, ObjectNew: after}) {
 			k.Error("it is queued")
 		}
 	})
@@ -231,7 +233,7 @@ func TestAnnotationQueuesNothing(t *testing.T) {
 						c.change(k, "other")
 						updated.ObjectNew = k.get("other")
 					}
-					if got := in.intake.observed().Update(updated); got != c.queued {
+					if got := in.intake.Observed().Update(updated); got != c.queued {
 						k.Errorf("%s: queued: %t", cache, got)
 					}
 				}

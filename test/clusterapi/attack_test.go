@@ -33,7 +33,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/act"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
@@ -419,7 +419,7 @@ func everyRequestIsCopied(t *testing.T, a *arena) {
 	if hello.Spec.SignerName != attestation.HelloSignerName || proof.Spec.SignerName != tpm.SignerName {
 		t.Fatalf("copied: %s, %s", hello.Spec.SignerName, proof.Spec.SignerName)
 	}
-	a.refused(t, hello, string(controller.ReasonCompleted))
+	a.refused(t, hello, string(act.ReasonCompleted))
 	a.refused(t, under("copy-same-"+proof.Name, proof), string(verifiertpm.ReasonQuoteMAC))
 	a.refused(t, under("copy-other-"+hello.Name, hello), string(verifier.ReasonTokenNotForMachine))
 	a.refused(t, under("copy-other-"+proof.Name, proof), string(verifier.ReasonProofMismatch))
@@ -437,7 +437,7 @@ func proofsAreReplayed(t *testing.T, a *arena) {
 		t.Errorf("a denied proof touched its hello (%s) or the record", reason)
 	}
 	a.trusts(t, a.issued(t, p.file(t, proof)))
-	a.refused(t, hello, string(controller.ReasonCompleted))
+	a.refused(t, hello, string(act.ReasonCompleted))
 	version := m.version(t)
 	a.refused(t, p.file(t, under(csr.NewName(), proof)), string(verifiertpm.ReasonQuoteMAC))
 	again := p.challenged(t, p.hello(t))
@@ -579,7 +579,7 @@ func twoProofsForOneHello(t *testing.T, a *arena) {
 		if issued == 0 {
 			t.Error("none was issued")
 		}
-		a.refused(t, hello, string(controller.ReasonCompleted))
+		a.refused(t, hello, string(act.ReasonCompleted))
 	}
 }
 

@@ -29,7 +29,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/act"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
@@ -226,7 +226,7 @@ func TestServingCertificates(t *testing.T) {
 	harness.Eventually(t, harness.Soon, "both are approved", func() bool { return approved(c.get(t, stock.Name)) && len(c.get(t, own.Name).Status.Certificate) > 0 })
 	follows(t, "addresses", since)
 	for _, r := range []*certificatesv1.CertificateSigningRequest{stock, own} {
-		if got := c.get(t, r.Name).Status.Conditions; len(got) != 1 || got[0].Reason != string(controller.ReasonServing) {
+		if got := c.get(t, r.Name).Status.Conditions; len(got) != 1 || got[0].Reason != string(act.ReasonServing) {
 			t.Errorf("%s: %+v", r.Spec.SignerName, got)
 		}
 	}

@@ -18,7 +18,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/watch"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
@@ -206,7 +206,7 @@ func manyFirstUses(t *testing.T, c *cluster) {
 		m.names(t, strings.Repeat(fmt.Sprint(i), 64))
 	}
 	last := machines[3] // a comparison may have accepted the others, one by one
-	harness.Eventually(t, comparison, "the change is held", func() bool { return c.said(t, last.name, controller.ReasonEKChangeHeld) })
+	harness.Eventually(t, comparison, "the change is held", func() bool { return c.said(t, last.name, watch.ReasonEKChangeHeld) })
 	last.attests(t)
 	if last.remembered(t).Status.EKReplaced != nil {
 		t.Error("a fourth record was overridden without an acknowledgement")

@@ -29,8 +29,8 @@ import (
 	acmenode "github.com/kubelet-authenticator/kubelet-authenticator/docs/examples/kubelet-authenticator-acme/acme"
 	"github.com/kubelet-authenticator/kubelet-authenticator/docs/examples/node-attestation-controller-acme/acme"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/evidence"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
@@ -141,7 +141,7 @@ func newAcmeFleet(t *testing.T, platformKey ed25519.PrivateKey) *fleet {
 		p.Providers = append(p.Providers, verifier.Provider{Name: identity.Provider})
 		p.Signers = append(p.Signers, verifier.Signer{Name: identity.SignerName, Providers: []string{identity.Provider}})
 		signer := acme.Signer{PlatformKey: platformKey.Public().(ed25519.PublicKey), Machines: f.config.Machines}
-		f.more = []controller.Provider{controller.FromSigner(identity.Provider, signer)}
+		f.more = []evidence.Provider{evidence.FromSigner(identity.Provider, signer)}
 	})
 }
 

@@ -20,7 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/act"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
@@ -63,7 +63,7 @@ func TestStolenToken(t *testing.T) {
 	if len(all) != 4 {
 		t.Fatalf("%d records", len(all))
 	}
-	for i, reason := range []verifier.Reason{verifier.ReasonNodeNameMismatch, controller.ReasonApproved, verifier.ReasonNodeNameMismatch, controller.ReasonApproved} {
+	for i, reason := range []verifier.Reason{verifier.ReasonNodeNameMismatch, act.ReasonApproved, verifier.ReasonNodeNameMismatch, act.ReasonApproved} {
 		records.agrees(t, all[i], victim, string(reason))
 	}
 	records.provesItself(t, 2)

@@ -34,6 +34,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/evidence"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/intake"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/tpmprovider"
@@ -121,10 +123,10 @@ type fleet struct {
 	// cluster is the UID that challenges and records are for.
 	cluster string
 	// provider may stand before the TPM's.
-	provider func(tpmprovider.Provider) controller.Provider
+	provider func(tpmprovider.Provider) evidence.Provider
 	tpm      tpmprovider.Provider
 	// more are other providers beside it.
-	more []controller.Provider
+	more []evidence.Provider
 	// ahead is how far the controller's clock is ahead.
 	ahead atomic.Int64
 	// caCertificate and caKey are the files of the CA that signs.
@@ -146,7 +148,7 @@ func newFleet(t *testing.T, change func(*fleet, *verifier.Policy)) *fleet {
 	fleets++
 	f.namespace = fmt.Sprintf("fleet-%d", fleets)
 	_, _ = rand.Read(f.key) // never fails
-	f.cluster, f.provider = "cluster-uid", func(p tpmprovider.Provider) controller.Provider { return p }
+	f.cluster, f.provider = "cluster-uid", func(p tpmprovider.Provider) evidence.Provider { return p }
 	t.Cleanup(func() { f.forget(t) })
 	if err := f.client.Create(t.Context(), namespace(f.namespace)); err != nil {
 		t.Fatal(err)
@@ -220,7 +222,7 @@ func (f *fleet) startWith(t *testing.T, rest *rest.Config) (stop func()) {
 		Scheme: newScheme(), Metrics: server.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: &skip},
 	}
 	own := f.config
-	own.Requests = controller.NewRequestCache(own.Rules)
+	own.Requests = intake.NewRequestCache(own.Rules)
 	own.Requests.Configure(&options.Cache)
 	manager, err := ctrl.NewManager(rest, options)
 	if err != nil {

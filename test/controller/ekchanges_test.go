@@ -19,9 +19,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/evidence"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/tpmprovider"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/watch"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	verifiertpm "github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
@@ -126,7 +127,7 @@ func TestInventoryReplacesAnEK(t *testing.T) {
 		t.Errorf("the history is %+v", history)
 	}
 	f.says(t, proof.Name, string(verifier.ReasonEKReplaced))
-	f.says(t, a.name, controller.ReasonEKChangeAccepted)
+	f.says(t, a.name, watch.ReasonEKChangeAccepted)
 	f.refused(t, node.hello(t), string(verifier.ReasonEKReplaced))
 
 	// B renews as any machine.
@@ -147,7 +148,7 @@ func TestDeniedEKIsNotRecovered(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.stop()
-	f.config.Providers = []controller.Provider{tpmprovider.Provider{Verifier: f.verifier(t, fingerprint)}}
+	f.config.Providers = []evidence.Provider{tpmprovider.Provider{Verifier: f.verifier(t, fingerprint)}}
 	remove(t, f, record)
 	f.start(t)
 	f.refused(t, node.hello(t), string(verifiertpm.ReasonEKDenied))
@@ -227,7 +228,7 @@ func TestManyEKChangesAreHeld(t *testing.T) {
 		eks[m.name] = strange(fmt.Sprint(i + 1))
 	}
 	f.names(t, eks)
-	note := f.says(t, "held-1", controller.ReasonEKChangeHeld)
+	note := f.says(t, "held-1", watch.ReasonEKChangeHeld)
 	for _, m := range machines[1:] {
 		_, proof := renew[m.name].attests(t)
 		f.issued(t, proof, m.name)

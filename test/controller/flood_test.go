@@ -14,7 +14,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/evidence"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/tpmprovider"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
@@ -99,7 +99,7 @@ type lookedAt struct {
 	requests atomic.Int64
 }
 
-func (l *lookedAt) through(p tpmprovider.Provider) controller.Provider {
+func (l *lookedAt) through(p tpmprovider.Provider) evidence.Provider {
 	return lookedAtProvider{p, l}
 }
 
@@ -109,7 +109,7 @@ type lookedAtProvider struct {
 }
 
 // Judge is the Provider's.
-func (p lookedAtProvider) Judge(ctx context.Context, q controller.Question) verifier.Evidence {
+func (p lookedAtProvider) Judge(ctx context.Context, q evidence.Question) verifier.Evidence {
 	if _, again := p.names.LoadOrStore(q.Request.Name, nil); !again {
 		p.requests.Add(1)
 	}

@@ -16,8 +16,9 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/intake"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/watch"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
@@ -67,8 +68,8 @@ func (f *fleet) comesThrough(t *testing.T, request *certificatesv1.CertificateSi
 func (f *fleet) isReported(t *testing.T, request *certificatesv1.CertificateSigningRequest) (note string) {
 	t.Helper()
 	harness.Eventually(t, harness.Soon, "it is reported: "+request.Name, func() bool {
-		notes := f.eventsAbout(t, request.Name, controller.ReasonIssuedWithoutAttestation)
-		if len(notes) == 0 || f.get(t, request.Name).Annotations[controller.AnnotationIssuedWithoutAttestation] == "" {
+		notes := f.eventsAbout(t, request.Name, watch.ReasonIssuedWithoutAttestation)
+		if len(notes) == 0 || f.get(t, request.Name).Annotations[intake.AnnotationIssuedWithoutAttestation] == "" {
 			return false
 		}
 		note = notes[0]
@@ -152,13 +153,13 @@ func TestIssuedAround(t *testing.T) {
 	f.isReported(t, last)
 	time.Sleep(time.Second) // no second Event may come
 	for _, r := range []*certificatesv1.CertificateSigningRequest{bare, rotated, another, last} {
-		if notes := f.eventsAbout(t, r.Name, controller.ReasonIssuedWithoutAttestation); len(notes) != 1 {
+		if notes := f.eventsAbout(t, r.Name, watch.ReasonIssuedWithoutAttestation); len(notes) != 1 {
 			t.Errorf("%s: %d Events: %q", r.Name, len(notes), notes)
 		}
 	}
 	reported := []string{bare.Name, rotated.Name, another.Name, last.Name}
 	for _, r := range f.all(t) {
-		if marked := r.Annotations[controller.AnnotationIssuedWithoutAttestation] != ""; marked != slices.Contains(reported, r.Name) {
+		if marked := r.Annotations[intake.AnnotationIssuedWithoutAttestation] != ""; marked != slices.Contains(reported, r.Name) {
 			t.Errorf("%s of %s for %s: reported %t", r.Name, r.Spec.Username, r.Spec.SignerName, marked)
 		}
 	}
@@ -187,7 +188,7 @@ func TestOwnCertificatesAreNotAround(t *testing.T) {
 	hello := m.newPeer(t, m.chip, m.asToken(m.token), m.name, m.name).hello(t)
 	harness.Eventually(t, time.Minute, "the hello is answered", func() bool { return len(f.get(t, hello.Name).Annotations[attestation.AnnotationChallenge]) > 0 })
 	for _, r := range f.all(t) {
-		if r.Annotations[controller.AnnotationIssuedWithoutAttestation] != "" || len(f.eventsAbout(t, r.Name, controller.ReasonIssuedWithoutAttestation)) > 0 {
+		if r.Annotations[intake.AnnotationIssuedWithoutAttestation] != "" || len(f.eventsAbout(t, r.Name, watch.ReasonIssuedWithoutAttestation)) > 0 {
 			t.Errorf("%s, which is our own, is reported", r.Name)
 		}
 	}
@@ -215,7 +216,7 @@ func TestIssuedAroundInAuditMode(t *testing.T) {
 	})
 	f.comesThrough(t, request)
 	harness.Eventually(t, harness.Soon, "it is counted", func() bool { return f.around(t, "other") == 1 })
-	if f.get(t, request.Name).Annotations[controller.AnnotationIssuedWithoutAttestation] != "" || len(f.eventsAbout(t, request.Name, controller.ReasonIssuedWithoutAttestation)) > 0 {
+	if f.get(t, request.Name).Annotations[intake.AnnotationIssuedWithoutAttestation] != "" || len(f.eventsAbout(t, request.Name, watch.ReasonIssuedWithoutAttestation)) > 0 {
 		t.Error("in audit mode it is reported")
 	}
 }

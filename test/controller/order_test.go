@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/act"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
@@ -239,9 +239,9 @@ func TestUnattestedNodes(t *testing.T) {
 	harness.Eventually(t, harness.Soon, "it is approved", func() bool {
 		got := f.get(t, good.Name)
 		return len(got.Status.Conditions) == 1 && got.Status.Conditions[0].Type == certificatesv1.CertificateApproved &&
-			got.Status.Conditions[0].Reason == string(controller.ReasonUnattested)
+			got.Status.Conditions[0].Reason == string(act.ReasonUnattested)
 	})
-	harness.Eventually(t, harness.Soon, "it is said of the node", func() bool { return f.saidOf(t, "control-plane-0", string(controller.ReasonUnattested)) })
+	harness.Eventually(t, harness.Soon, "it is said of the node", func() bool { return f.saidOf(t, "control-plane-0", string(act.ReasonUnattested)) })
 	// That a node asks for another the API server refuses by itself, under this signer; the rules
 	// do, too.
 	open := []*certificatesv1.CertificateSigningRequest{

@@ -18,7 +18,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/act"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
@@ -253,7 +253,7 @@ func (m *machine) credential(t *testing.T) *rest.Config {
 // no fault.
 func (f *fleet) closed(t *testing.T, hello *certificatesv1.CertificateSigningRequest) {
 	t.Helper()
-	f.refused(t, hello, string(controller.ReasonCompleted))
+	f.refused(t, hello, string(act.ReasonCompleted))
 	for _, condition := range f.get(t, hello.Name).Status.Conditions {
 		if !strings.Contains(condition.Message, "normal end") {
 			t.Errorf("%s: %+v", hello.Name, condition)

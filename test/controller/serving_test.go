@@ -16,7 +16,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/client-go/rest"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/act"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
@@ -78,7 +78,7 @@ func TestServingCertificates(t *testing.T) {
 	harness.WriteFile(t, f.inventory, append(bytes.TrimSpace(listed), "\naddresses: [serving-1.example.com, 192.0.2.11]\n"...))
 	began := time.Now()
 	harness.Eventually(t, harness.Soon, "it is issued", func() bool { return len(f.get(t, early.Name).Status.Certificate) > 0 })
-	if got := f.get(t, early.Name).Status.Conditions[0]; got.Reason != string(controller.ReasonServing) {
+	if got := f.get(t, early.Name).Status.Conditions[0]; got.Reason != string(act.ReasonServing) {
 		t.Errorf("%+v", got)
 	}
 	t.Logf("issued %s after the addresses were listed", time.Since(began).Round(time.Millisecond))

@@ -13,7 +13,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/evidence"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/tpmprovider"
@@ -82,7 +82,7 @@ func TestInsecureSigner(t *testing.T) {
 	f := newFleet(t, func(f *fleet, p *verifier.Policy) {
 		p.InsecureSigner = verifier.InsecureSignerName
 		machines := f.config.Machines.(*sources.Inventory)
-		f.more = []controller.Provider{controller.FromSigner(verifier.InsecureProvider, controller.InsecureSigner{Tokens: machines})}
+		f.more = []evidence.Provider{evidence.FromSigner(verifier.InsecureProvider, evidence.InsecureSigner{Tokens: machines})}
 	})
 	mine, others, nobodys := f.newToken(t), f.newToken(t), f.newToken(t)
 	f.listed(t, map[string]string{"insecure-1": mine, "insecure-2": others})
@@ -115,7 +115,7 @@ func TestProviderOutOfTheTree(t *testing.T) {
 	f := newFleet(t, func(f *fleet, p *verifier.Policy) {
 		p.Providers = append(p.Providers, verifier.Provider{Name: null.Name})
 		p.Signers = append(p.Signers, verifier.Signer{Name: null.SignerName, Providers: []string{null.Name}})
-		f.more = []controller.Provider{controller.FromSigner(null.Name, null.Signer{})}
+		f.more = []evidence.Provider{evidence.FromSigner(null.Name, null.Signer{})}
 	})
 	token := f.newToken(t)
 	f.listed(t, map[string]string{"null-1": token})

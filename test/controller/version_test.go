@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/evidence"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/tpmprovider"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
@@ -27,7 +27,7 @@ type serving struct {
 func (s serving) Versions() attestation.Versions { return s.versions }
 
 // Judge refuses what this provider does not serve, and has the real one judge the rest.
-func (s serving) Judge(ctx context.Context, q controller.Question) verifier.Evidence {
+func (s serving) Judge(ctx context.Context, q evidence.Question) verifier.Evidence {
 	content, err := attestation.Parse(q.Request.Spec.Request)
 	if err == nil {
 		if version, _ := attestation.Head(content.Data); !slices.Contains(s.versions, version) {
@@ -64,7 +64,7 @@ func TestVersionMatrix(t *testing.T) {
 	} {
 		t.Run(c.node.String()+" to "+c.controller.String(), func(t *testing.T) {
 			f := newFleet(t, func(f *fleet, _ *verifier.Policy) {
-				f.provider = func(p tpmprovider.Provider) controller.Provider { return serving{p, c.controller} }
+				f.provider = func(p tpmprovider.Provider) evidence.Provider { return serving{p, c.controller} }
 			})
 			m := f.newMachine(t, "version")
 			f.inventoried(t, m)

@@ -20,7 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/act"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
@@ -176,7 +176,7 @@ func (m *machine) serves(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, item := range list.Items {
-		if item.Spec.Username == "system:node:"+m.name && (len(item.Status.Conditions) != 1 || item.Status.Conditions[0].Reason != string(controller.ReasonServing)) {
+		if item.Spec.Username == "system:node:"+m.name && (len(item.Status.Conditions) != 1 || item.Status.Conditions[0].Reason != string(act.ReasonServing)) {
 			t.Errorf("%s: %+v", item.Name, item.Status.Conditions)
 		}
 	}

@@ -13,7 +13,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/evidence"
 )
 
 // The provider's name, and the signer that it is for.
@@ -25,7 +25,7 @@ const (
 // Signer approves of everything, and believes what node it is said to be for.
 type Signer struct{}
 
-var _ controller.ClusterAPISigner = Signer{}
+var _ evidence.ClusterAPISigner = Signer{}
 
 // VerifyClientAttestationData returns nil.
 func (Signer) VerifyClientAttestationData(context.Context, *certificatesv1.CertificateSigningRequest) error {

@@ -9,7 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/watch"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
@@ -88,7 +88,7 @@ func testTPMReplaced(t *testing.T) {
 
 	r := newRecipe(t, "TPM replaced", map[string]string{"NODE": n.name})
 	r.step("identify")
-	r.step(controller.ReasonEKChangeAccepted)
+	r.step(watch.ReasonEKChangeAccepted)
 	n.goesOn()
 	if !strings.Contains(r.step("--dry-run"), "system:node:"+n.name) {
 		t.Error("the node has no certificate")

@@ -30,6 +30,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/bindings"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/evidence"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/intake"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
@@ -84,7 +86,7 @@ func run(ctx context.Context, o options) error {
 		LeaderElectionReleaseOnCancel: true, // the process ends as soon as the manager has
 	}
 	// It bounds the memory of pending requests, and tells the queue what they claim.
-	config.Requests = controller.NewRequestCache(config.Rules)
+	config.Requests = intake.NewRequestCache(config.Rules)
 	config.Requests.Configure(&options.Cache)
 	manager, err := ctrl.NewManager(api, options)
 	if err != nil {
@@ -132,7 +134,7 @@ func (o options) controller() (controller.Config, error) {
 	machines := sources.NewInventory(o.inventory, time.Second)
 	return controller.Config{
 		Rules:     rules,
-		Providers: []controller.Provider{controller.FromSigner(identity.Provider, acme.Signer{PlatformKey: key, Machines: machines})},
+		Providers: []evidence.Provider{evidence.FromSigner(identity.Provider, acme.Signer{PlatformKey: key, Machines: machines})},
 		Machines:  machines,
 		CA:        signing.NewFiles(o.caCertificate, o.caKey),
 		Limits:    signing.DefaultLimits(),

@@ -32,6 +32,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/decisionlog"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/intake"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/preflight"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
@@ -169,7 +170,7 @@ func (i *invocation) newManager(ctx context.Context, api *rest.Config, settings 
 		return nil, err
 	}
 	options := managerOptions(c, scheme, lock, logger)
-	requests := controller.NewRequestCache(settings.Rules())
+	requests := intake.NewRequestCache(settings.Rules())
 	requests.Configure(&options.Cache)
 	m, err := ctrl.NewManager(api, options)
 	if err != nil {

@@ -26,9 +26,10 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/collect"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/decisionlog"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/evidence"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/tpmprovider"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
@@ -296,12 +297,12 @@ func (j *offlineJudge) assume(path string, data []byte) *certificatesv1.Certific
 }
 
 // decide applies the rules to a request as the controller would.
-func (j *offlineJudge) decide(ctx context.Context, r requestFile, claim verifier.Claim) (verifier.Decision, verifier.Evidence, controller.Subject) {
+func (j *offlineJudge) decide(ctx context.Context, r requestFile, claim verifier.Claim) (verifier.Decision, verifier.Evidence, collect.Subject) {
 	object := r.object
 	in := verifier.Input{Now: r.at, Request: object, Machines: j.machines, Node: verifier.Absent}
-	var provider controller.Provider
+	var judge evidence.Provider
 	if claim.Provider == j.provider.Name() {
-		provider = j.provider
+		judge = j.provider
 		if name, err := j.provider.HelloOf(object); err == nil && !claim.Hello {
 			if in.Hello = r.hello; r.record == nil {
 				in.Hello = j.named(name)
@@ -311,10 +312,10 @@ func (j *offlineJudge) decide(ctx context.Context, r requestFile, claim verifier
 		named := ek != "" && slices.ContainsFunc(j.machines, func(m verifier.Machine) bool {
 			return slices.ContainsFunc(m.EKs, func(n verifier.NamedEK) bool { return n.EK == ek })
 		})
-		in.Evidence = j.provider.Judge(ctx, controller.Question{Request: object, Hello: in.Hello, Named: named, Now: r.at})
+		in.Evidence = j.provider.Judge(ctx, evidence.Question{Request: object, Hello: in.Hello, Named: named, Now: r.at})
 	}
 	d := j.settings.Rules().Judge(in)
-	return d, in.Evidence, controller.Describe(provider, object, in.Hello, claim, in.Evidence, d.Class)
+	return d, in.Evidence, collect.Describe(judge, object, in.Hello, claim, in.Evidence, d.Class)
 }
 
 func (j *offlineJudge) named(name string) *certificatesv1.CertificateSigningRequest {
@@ -362,7 +363,7 @@ func checkOf(reason verifier.Reason) string {
 // show prints the decision on a request, and reports whether the request passes.
 func (j *offlineJudge) show(ctx context.Context, r requestFile) bool {
 	if r.record != nil {
-		return j.showRecord(r, func() (verifier.Decision, verifier.Evidence, controller.Subject) {
+		return j.showRecord(r, func() (verifier.Decision, verifier.Evidence, collect.Subject) {
 			claim, _ := j.settings.Rules().ParseClaim(r.object)
 			return j.showJudged(ctx, r, claim)
 		})
@@ -390,7 +391,7 @@ func passes(d verifier.Decision) bool {
 }
 
 // showJudged judges a request, and prints the result of each check.
-func (j *offlineJudge) showJudged(ctx context.Context, r requestFile, claim verifier.Claim) (verifier.Decision, verifier.Evidence, controller.Subject) {
+func (j *offlineJudge) showJudged(ctx context.Context, r requestFile, claim verifier.Claim) (verifier.Decision, verifier.Evidence, collect.Subject) {
 	d, evidence, about := j.decide(ctx, r, claim)
 	j.print("  %s", about)
 	failed := false

@@ -10,8 +10,9 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/collect"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/decisionlog"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/report"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
@@ -53,7 +54,7 @@ func (r requestFile) contradictions() (found []string) {
 	}
 	same("request", record.Request, archive.Request)
 	differ("id", record.ID != string(archive.Request.UID)+"/"+string(record.Outcome))
-	differ("requester", !record.Requester.Equal(controller.RequesterOf(archive.Request.Spec)))
+	differ("requester", !record.Requester.Equal(report.RequesterOf(archive.Request.Spec)))
 	switch {
 	case record.Hello == nil && archive.Hello == nil:
 	case record.Hello == nil || archive.Hello == nil:
@@ -66,7 +67,7 @@ func (r requestFile) contradictions() (found []string) {
 
 // contradictionsTo returns the fields in which the record of a request that passed differs from the
 // verified evidence.
-func (r requestFile) contradictionsTo(d verifier.Decision, e verifier.Evidence, about controller.Subject) (found []string) {
+func (r requestFile) contradictionsTo(d verifier.Decision, e verifier.Evidence, about collect.Subject) (found []string) {
 	differ := func(field string, is bool) {
 		if is {
 			found = append(found, field+" is not what the evidence shows")
@@ -89,7 +90,7 @@ func (r requestFile) contradictionsTo(d verifier.Decision, e verifier.Evidence, 
 	differ("evidence.ek.fingerprint", fingerprint != e.EK)
 	differ("evidence.akName", evidence.AKName != e.AK)
 	if !record.Recovered { // a recovered record has none
-		differ("evidence.pcrs", !evidence.PCRs.Equal(controller.PCRsOf(e)))
+		differ("evidence.pcrs", !evidence.PCRs.Equal(report.PCRsOf(e)))
 	}
 	differ("node.name", node.Name != about.Node)
 	if machine := record.Machine; machine == nil || machine.Source == "inventory" && machine.Name != d.Grant.Record.Machine.Name {
@@ -125,7 +126,7 @@ func (r requestFile) certificateContradictions(d verifier.Decision) (found []str
 }
 
 // showRecord judges a decision record, prints the result, and reports whether the record passes.
-func (j *offlineJudge) showRecord(r requestFile, judge func() (verifier.Decision, verifier.Evidence, controller.Subject)) bool {
+func (j *offlineJudge) showRecord(r requestFile, judge func() (verifier.Decision, verifier.Evidence, collect.Subject)) bool {
 	record := r.record
 	j.print("%s: record of request %.253q: %s, %s, at %s", r.file, record.Request.Name, record.Outcome, record.Reason, record.Time.UTC().Format(timeFormat))
 	if record.Archive == nil || record.Archive.Request == nil {

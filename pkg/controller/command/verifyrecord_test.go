@@ -20,8 +20,9 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/decisionlog"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/evidence"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/report"
 )
 
 // recordOf returns the record of an admission, as a controller makes it.
@@ -41,17 +42,17 @@ func (a admission) recordOf(t *testing.T, decided time.Time) *decisionlog.Record
 			SHA256: decisionlog.DigestOf(object.Spec.Request),
 		}
 	}
-	evidence := a.judge.Judge(t.Context(), controller.Question{Request: proof, Hello: hello, Now: decided})
+	evidence := a.judge.Judge(t.Context(), evidence.Question{Request: proof, Hello: hello, Now: decided})
 	if evidence.Err != nil {
 		t.Fatal(evidence.Err)
 	}
 	of := request(hello)
 	record := &decisionlog.Record{
 		APIVersion: decisionlog.APIVersion, Kind: decisionlog.Kind, ID: string(proof.UID) + "/Issued", Time: decisionlog.Time{Time: decided},
-		Outcome: decisionlog.Issued, Reason: "Attested", Class: "first", Request: request(proof), Hello: &of, Requester: controller.RequesterOf(proof.Spec),
+		Outcome: decisionlog.Issued, Reason: "Attested", Class: "first", Request: request(proof), Hello: &of, Requester: report.RequesterOf(proof.Spec),
 		Node: &decisionlog.Node{Name: "worker-1"}, Machine: &decisionlog.Machine{Source: "inventory", Name: "worker-1"},
 		Evidence: &decisionlog.Evidence{
-			Provider: "tpm", Version: string(attestation.VersionTPM), Proven: true, EK: &decisionlog.EK{Fingerprint: evidence.EK}, AKName: evidence.AK, PCRs: controller.PCRsOf(evidence),
+			Provider: "tpm", Version: string(attestation.VersionTPM), Proven: true, EK: &decisionlog.EK{Fingerprint: evidence.EK}, AKName: evidence.AK, PCRs: report.PCRsOf(evidence),
 		},
 		Archive: &decisionlog.Archive{Request: proof, Hello: hello},
 	}

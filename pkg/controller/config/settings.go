@@ -25,6 +25,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/decisionlog"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/evidence"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/preflight"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
@@ -444,8 +445,8 @@ const inventoryAge = 500 * time.Millisecond
 
 // machineSource knows the machines of a cluster, and their bootstrap tokens.
 type machineSource interface {
-	controller.MachineSource
-	controller.TokenSource
+	evidence.MachineSource
+	evidence.TokenSource
 }
 
 // Machines returns the inventory as the source of machines.
@@ -492,9 +493,9 @@ func (s *Settings) Controller(reader client.Reader, writer client.Client) (contr
 // Assemble returns the configuration of a controller with these keys, machines and CA. The CA is
 // nil if another signer issues.
 func (s *Settings) Assemble(keys *sources.KeyStore, machines machineSource, ca signing.Source) controller.Config {
-	providers := []controller.Provider{tpmprovider.Provider{Latest: keys.Verifier}}
+	providers := []evidence.Provider{tpmprovider.Provider{Latest: keys.Verifier}}
 	if s.config.InsecureSigner != "" {
-		providers = append(providers, controller.FromSigner(verifier.InsecureProvider, controller.InsecureSigner{Tokens: machines}))
+		providers = append(providers, evidence.FromSigner(verifier.InsecureProvider, evidence.InsecureSigner{Tokens: machines}))
 	}
 	decisions := s.decisions
 	decisions.Cluster.UID = s.config.ClusterUID

@@ -11,20 +11,20 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/evidence"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// Signer is a controller.ClusterAPISigner for TPMs. It is for an infrastructure provider whose own
+// Signer is a evidence.ClusterAPISigner for TPMs. It is for an infrastructure provider whose own
 // approver needs the machine of a proof. It verifies like a Controller, and makes no challenges.
 type Signer struct {
 	Provider
 	// Requests reads hellos. It must not be a cache.
 	Requests client.Reader
-	Machines controller.MachineSource
+	Machines evidence.MachineSource
 }
 
-var _ controller.ClusterAPISigner = Signer{}
+var _ evidence.ClusterAPISigner = Signer{}
 
 // VerifyClientAttestationData judges a proof.
 func (s Signer) VerifyClientAttestationData(ctx context.Context, request *certificatesv1.CertificateSigningRequest) error {
@@ -35,7 +35,7 @@ func (s Signer) VerifyClientAttestationData(ctx context.Context, request *certif
 // VerifyServingAttestationData refuses. A kubelet files its own requests for serving certificates,
 // which have no evidence.
 func (Signer) VerifyServingAttestationData(context.Context, *certificatesv1.CertificateSigningRequest) error {
-	return controller.ErrNoServingEvidence
+	return evidence.ErrNoServingEvidence
 }
 
 // MachineName returns the one machine for which the source names the EK in the proof, "" if there
@@ -46,7 +46,7 @@ func (s Signer) MachineName(ctx context.Context, request *certificatesv1.Certifi
 
 func (s Signer) machine(ctx context.Context, request *certificatesv1.CertificateSigningRequest) (string, error) {
 	now := time.Now()
-	hello, err := controller.FindHello(ctx, s.Requests, s.Provider, request)
+	hello, err := evidence.FindHello(ctx, s.Requests, s.Provider, request)
 	if err != nil {
 		return "", err
 	}
@@ -56,7 +56,7 @@ func (s Signer) machine(ctx context.Context, request *certificatesv1.Certificate
 	}
 	ek := s.EK(request, hello)
 	named := slices.ContainsFunc(machines, func(m verifier.Machine) bool { return m.HasEK(ek) })
-	evidence := s.Judge(ctx, controller.Question{Request: request, Hello: hello, Named: named, Now: now})
+	evidence := s.Judge(ctx, evidence.Question{Request: request, Hello: hello, Named: named, Now: now})
 	if evidence.Err != nil {
 		return "", evidence.Err
 	}

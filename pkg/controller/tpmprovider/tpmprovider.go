@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tpmprovider implements controller.Challenger for the provider tpm. It translates between
+// Package tpmprovider implements evidence.Challenger for the provider tpm. It translates between
 // CertificateSigningRequests and pkg/verifier/tpm.
 package tpmprovider
 
@@ -14,12 +14,12 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/evidence"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 )
 
-// Provider is a controller.Challenger for the evidence of a TPM.
+// Provider is a evidence.Challenger for the evidence of a TPM.
 type Provider struct {
 	// Verifier judges, unless Latest is set.
 	Verifier *tpm.Verifier
@@ -96,7 +96,7 @@ func (Provider) HelloOf(proof *certificatesv1.CertificateSigningRequest) (string
 }
 
 // Judge asks the verifier.
-func (p Provider) Judge(_ context.Context, q controller.Question) verifier.Evidence {
+func (p Provider) Judge(_ context.Context, q evidence.Question) verifier.Evidence {
 	v := p.verifier()
 	if v == nil {
 		return verifier.Evidence{Provider: p.Name(), Err: errNoVerifier}

@@ -11,7 +11,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/evidence"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 )
@@ -54,12 +54,12 @@ func TestAProofWithoutItsHello(t *testing.T) {
 		if request.Spec.Request, err = (attestation.Request{PKCS10: []byte{1}, Provider: "tpm", Data: data}).Marshal(); err != nil {
 			t.Fatal(err)
 		}
-		return p.Judge(t.Context(), controller.Question{Request: request, Now: now})
+		return p.Judge(t.Context(), evidence.Question{Request: request, Now: now})
 	}
 	judge := func(p Provider, data []byte) verifier.Evidence {
 		return judgeAt(p, data, expires.Add(-lifetime), expires.Add(-lifetime))
 	}
-	provider := Provider{Verifier: newTestVerifier(t)}
+	p := Provider{Verifier: newTestVerifier(t)}
 	for name, c := range map[string]struct {
 		data []byte
 		want verifier.Reason
@@ -81,13 +81,13 @@ func TestAProofWithoutItsHello(t *testing.T) {
 		"a challenge":         {with(`"kind":"proof"`, `"kind":"challenge"`), tpm.ReasonKind},
 		"of no kind":          {with(`"kind":"proof"`, `"kind":"other"`), tpm.ReasonMalformed},
 	} {
-		evidence := judge(provider, c.data)
+		judged := judge(p, c.data)
 		var refusals verifier.Refusals
-		if !errors.As(evidence.Err, &refusals) || refusals.Reason() != c.want || evidence.EKUntrusted || evidence.EK != "" {
-			t.Errorf("%s: %+v, not %s", name, evidence, c.want)
+		if !errors.As(judged.Err, &refusals) || refusals.Reason() != c.want || judged.EKUntrusted || judged.EK != "" {
+			t.Errorf("%s: %+v, not %s", name, judged, c.want)
 		}
-		if evidence := judge(Provider{}, c.data); evidence.Err == nil || isVerdict(evidence.Err) {
-			t.Errorf("%s: judged without challenge keys: %+v", name, evidence)
+		if judged := judge(Provider{}, c.data); judged.Err == nil || evidence.IsVerdict(judged.Err) {
+			t.Errorf("%s: judged without challenge keys: %+v", name, judged)
 		}
 	}
 	// The expiry is a claim. A proof whose expiry no controller sets is refused at once, and the
@@ -111,27 +111,27 @@ func TestAProofWithoutItsHello(t *testing.T) {
 		if name == "no time of creation" {
 			created = time.Time{}
 		}
-		evidence := judgeAt(provider, proof, created, expires.Add(c.now))
+		judged := judgeAt(p, proof, created, expires.Add(c.now))
 		var refusals verifier.Refusals
-		if refused := errors.As(evidence.Err, &refusals); evidence.Err == nil || evidence.EKUntrusted || refused != (c.want != "") || refused && refusals.Reason() != c.want {
-			t.Errorf("%s: %+v, want %q", name, evidence, c.want)
+		if refused := errors.As(judged.Err, &refusals); judged.Err == nil || judged.EKUntrusted || refused != (c.want != "") || refused && refusals.Reason() != c.want {
+			t.Errorf("%s: %+v, want %q", name, judged, c.want)
 		}
 	}
-	if evidence := judgeAt(provider, proof, expires, time.Time{}); evidence.Err == nil || isVerdict(evidence.Err) {
-		t.Errorf("without a time: %+v", evidence)
+	if judged := judgeAt(p, proof, expires, time.Time{}); judged.Err == nil || evidence.IsVerdict(judged.Err) {
+		t.Errorf("without a time: %+v", judged)
 	}
 }
 
 // A hello is judged by its own content, even if another hello is passed with it. A proof is judged
 // with the hello that it refers to.
 func TestAHelloIsJudgedByItself(t *testing.T) {
-	provider := Provider{Verifier: newTestVerifier(t)}
+	p := Provider{Verifier: newTestVerifier(t)}
 	judge := func(request, hello *certificatesv1.CertificateSigningRequest) string {
-		evidence := provider.Judge(t.Context(), controller.Question{Request: request, Hello: hello, Named: true, Now: time.Now()})
-		if evidence.Err == nil || evidence.EK != "" {
-			t.Fatalf("%+v", evidence)
+		judged := p.Judge(t.Context(), evidence.Question{Request: request, Hello: hello, Named: true, Now: time.Now()})
+		if judged.Err == nil || judged.EK != "" {
+			t.Fatalf("%+v", judged)
 		}
-		return evidence.Err.Error()
+		return judged.Err.Error()
 	}
 	hello, proof := requestWith(attestation.HelloSignerName), requestWith("example.com/signer")
 	nameless := requestWith(attestation.HelloSignerName)
@@ -146,20 +146,20 @@ func TestAHelloIsJudgedByItself(t *testing.T) {
 
 // Without keys nothing is refused: what cannot be judged waits.
 func TestTPMWithoutKeysJudgesNothing(t *testing.T) {
-	provider := Provider{Latest: func() *tpm.Verifier { return nil }}
+	p := Provider{Latest: func() *tpm.Verifier { return nil }}
 	hello := requestWith(attestation.HelloSignerName)
-	evidence := provider.Judge(t.Context(), controller.Question{Request: hello, Named: true, Now: time.Now()})
+	judged := p.Judge(t.Context(), evidence.Question{Request: hello, Named: true, Now: time.Now()})
 	var refusals verifier.Refusals
-	if evidence.Err == nil || errors.As(evidence.Err, &refusals) || evidence.EKUntrusted || evidence.EK != "" {
-		t.Errorf("%+v", evidence)
+	if judged.Err == nil || errors.As(judged.Err, &refusals) || judged.EKUntrusted || judged.EK != "" {
+		t.Errorf("%+v", judged)
 	}
-	if _, _, err := provider.Challenge(hello, true, time.Now()); err == nil {
+	if _, _, err := p.Challenge(hello, true, time.Now()); err == nil {
 		t.Error("it challenges")
 	}
-	if _, err := provider.HelloOf(hello); err == nil {
+	if _, err := p.HelloOf(hello); err == nil {
 		t.Error("it reads a proof")
 	}
-	if provider.EK(hello, nil) != "" || len(provider.Versions()) != 1 {
+	if p.EK(hello, nil) != "" || len(p.Versions()) != 1 {
 		t.Error("it knows something")
 	}
 }
@@ -168,9 +168,4 @@ func requestWith(signer string) *certificatesv1.CertificateSigningRequest {
 	r := &certificatesv1.CertificateSigningRequest{}
 	r.Name, r.UID, r.Spec.SignerName = "r", "u", signer
 	return r
-}
-
-func isVerdict(err error) bool {
-	_, verdict := errors.AsType[verifier.Refusals](err)
-	return verdict
 }

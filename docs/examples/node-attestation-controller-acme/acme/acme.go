@@ -18,7 +18,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/docs/examples/acme/identity"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/evidence"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
@@ -50,10 +50,10 @@ type Signer struct {
 	// PlatformKey is the platform's.
 	PlatformKey ed25519.PublicKey
 	// Machines are those of the cluster, by the provider IDs that an authority gave them.
-	Machines controller.MachineSource
+	Machines evidence.MachineSource
 }
 
-var _ controller.ClusterAPISigner = Signer{}
+var _ evidence.ClusterAPISigner = Signer{}
 
 // VerifyClientAttestationData checks that the platform signed the document for this request, not
 // long before it was filed.

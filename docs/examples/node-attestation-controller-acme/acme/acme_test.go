@@ -70,7 +70,7 @@ func newPKCS10(t *testing.T) []byte {
 }
 
 // evidence is what the node's half makes of a platform's service on a socket.
-func evidence(t *testing.T, service platform.Service, ask provider.Request) []byte {
+func evidenceOf(t *testing.T, service platform.Service, ask provider.Request) []byte {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "identity.sock")
 	stop, err := service.Serve(socket)
@@ -107,7 +107,7 @@ const (
 func TestPair(t *testing.T) {
 	pkcs10, other := newPKCS10(t), newPKCS10(t)
 	at := func(when time.Time, instance string, key ed25519.PrivateKey) []byte {
-		return evidence(t, platform.Service{Instance: instance, Key: key, Now: func() time.Time { return when }},
+		return evidenceOf(t, platform.Service{Instance: instance, Key: key, Now: func() time.Time { return when }},
 			provider.Request{Name: name, SignerName: identity.SignerName, PKCS10: pkcs10})
 	}
 	document := at(now, "i-1", platformKey)
@@ -212,7 +212,7 @@ func TestMachineName(t *testing.T) {
 	pkcs10 := newPKCS10(t)
 	service := platform.Service{Instance: "i-1", Key: platformKey, Now: func() time.Time { return now }}
 	request := filed(t, name, identity.SignerName, identity.Provider, pkcs10,
-		evidence(t, service, provider.Request{Name: name, SignerName: identity.SignerName, PKCS10: pkcs10}))
+		evidenceOf(t, service, provider.Request{Name: name, SignerName: identity.SignerName, PKCS10: pkcs10}))
 	away := errors.New("away")
 	for what, c := range map[string]struct {
 		known  fleet
