@@ -70,8 +70,9 @@ var arrows = map[string][]string{
 	"internal/checkup":                    {"internal/terminal", "internal/text"},
 	"internal/nodeaccess":                 {"internal/text", "internal/trustedfile", "pkg/attestation", "pkg/cache", "pkg/csr", "pkg/kubelet"},
 	"internal/strict":                     {"internal/text"},
-	"internal/statetest":                  {"pkg/csr/state"},    // for tests
-	"internal/swtpm":                      {"pkg/tpm/template"}, // for tests
+	"internal/statetest":                  {"pkg/csr/state"},             // for tests
+	"internal/swtpm":                      {"pkg/tpm/template"},          // for tests
+	"internal/testing/plugintest":         {"pkg/cache", "pkg/provider"}, // for tests
 	"pkg/cache":                           {"internal/process", "internal/trustedfile"},
 	"pkg/doctor":                          {"internal/checkup", "internal/nodeaccess", "internal/text", "internal/trustedfile", "pkg/attestation", "pkg/authenticator", "pkg/authenticator/nodestate", "pkg/cache", "pkg/csr", "pkg/kubelet", "pkg/provider"},
 	"pkg/kubelet":                         {"internal/trustedfile", "pkg/cache"},

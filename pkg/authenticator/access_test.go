@@ -14,6 +14,7 @@ import (
 
 	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
@@ -50,7 +51,7 @@ func writeFile(t testing.TB, dir, name, content string) string {
 // What the kubelet asks for never decides where the bootstrap credential goes, or which CA is
 // trusted with it.
 func TestBootstrapCredentialStaysWithItsCluster(t *testing.T) {
-	ca, other := newCA(t), newCA(t)
+	ca, other := plugintest.NewCA(t), plugintest.NewCA(t)
 	const server = "https://10.0.0.1:6443"
 	for name, c := range map[string]struct {
 		asked *clientauthentication.Cluster
@@ -96,7 +97,7 @@ func TestBootstrapIsSearchedForInOrder(t *testing.T) {
 	if _, err := os.Stat(kubelet.BootstrapFile); err == nil {
 		t.Skip("this machine has a bootstrap kubeconfig of kubeadm's own")
 	}
-	conf := kubeconfig(onServer("https://10.0.0.1:6443", newCA(t)), "token: ")
+	conf := kubeconfig(onServer("https://10.0.0.1:6443", plugintest.NewCA(t)), "token: ")
 	t.Run("none", func(t *testing.T) {
 		a := testAuthenticator(t)
 		a.bootstrapKubeconfig = ""
@@ -111,7 +112,7 @@ func TestBootstrapIsSearchedForInOrder(t *testing.T) {
 	t.Run("in the certificate directory", func(t *testing.T) {
 		a := testAuthenticator(t)
 		a.bootstrapKubeconfig = ""
-		put(t, a.dir, cache.BootstrapFile, []byte(strings.TrimSpace(conf)+" abc\n"), 0o600)
+		plugintest.Put(t, a.dir, cache.BootstrapFile, []byte(strings.TrimSpace(conf)+" abc\n"), 0o600)
 		got, err := a.node().BootstrapAccess()
 		if err != nil || got.Config.BearerToken != "abc" || !strings.Contains(got.Credential, a.dir.File(cache.BootstrapFile)) {
 			t.Errorf("got %+v, %v", got, err)
@@ -120,13 +121,13 @@ func TestBootstrapIsSearchedForInOrder(t *testing.T) {
 	t.Run("a broken one is not passed over", func(t *testing.T) {
 		a := testAuthenticator(t)
 		a.bootstrapKubeconfig = ""
-		put(t, a.dir, cache.BootstrapFile, []byte("{"), 0o600)
+		plugintest.Put(t, a.dir, cache.BootstrapFile, []byte("{"), 0o600)
 		_, err := a.node().BootstrapAccess()
 		_ = wantFailure(t, AsFailure(err), Configuration)
 	})
 	t.Run("named, and only that one counts", func(t *testing.T) {
 		a := testAuthenticator(t)
-		put(t, a.dir, cache.BootstrapFile, []byte(strings.TrimSpace(conf)+" abc\n"), 0o600)
+		plugintest.Put(t, a.dir, cache.BootstrapFile, []byte(strings.TrimSpace(conf)+" abc\n"), 0o600)
 		_, err := a.node().BootstrapAccess()
 		if failure := wantFailure(t, AsFailure(err), NoBootstrap); !strings.Contains(failure.Error(), a.bootstrapKubeconfig) {
 			t.Errorf("it does not say where it looked: %v", failure)
@@ -137,8 +138,8 @@ func TestBootstrapIsSearchedForInOrder(t *testing.T) {
 // The node's own certificate goes where the kubelet asks; where it does not say, to the cluster it
 // knows of.
 func TestOwnCertificateGoesToTheClusterAskedFor(t *testing.T) {
-	ca := newCA(t)
-	pair := newPair(t, nil)
+	ca := plugintest.NewCA(t)
+	pair := plugintest.NewPair(t, nil)
 	asked := &clientauthentication.Cluster{Server: "https://asked:6443", TLSServerName: "kubernetes", CertificateAuthorityData: ca}
 	origin := &cache.Origin{Server: "https://origin:6443", CertificateAuthorityData: ca}
 	for name, c := range map[string]struct {

@@ -20,6 +20,7 @@ import (
 	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
@@ -99,7 +100,7 @@ func configMapOf(t testing.TB, data string) http.HandlerFunc {
 
 // rotate is a renewal of all nodes that starts at noon, of the certificates from before noon.
 func rotate(change func(*attestation.Renewal)) attestation.Renewal {
-	r := attestation.Renewal{Name: "rotate", IssuedBefore: noon, All: true, Start: noon}
+	r := attestation.Renewal{Name: "rotate", IssuedBefore: plugintest.Noon, All: true, Start: plugintest.Noon}
 	if change != nil {
 		change(&r)
 	}
@@ -113,16 +114,16 @@ func announced(t *testing.T) (*Authenticator, *announcer, *cache.Pair) {
 	api := &announcer{get: configMap(t), patch: answerCode(200, "{}")}
 	api.t, api.review = t, answerCode(201, someone) // these tests' runs follow one another too soon
 	api.decide = func(object *certificatesv1.CertificateSigningRequest) {
-		object.Status.Certificate = sign(t, pkcs10Of(t, object.Spec.Request), func(c *x509.Certificate) { c.NotAfter = noon.Add(12 * time.Hour) })
+		object.Status.Certificate = sign(t, pkcs10Of(t, object.Spec.Request), func(c *x509.Certificate) { c.NotAfter = plugintest.Noon.Add(12 * time.Hour) })
 	}
-	server, ca := tlsServer(t, api, func(s *httptest.Server) {
+	server, ca := plugintest.TlsServer(t, api, func(s *httptest.Server) {
 		s.TLS = &tls.Config{ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12}
 	})
 	a := testAuthenticator(t)
 	a.parent, a.checkInterval = asker, 15*time.Minute
 	a.exec = ExecInfo{APIVersion: execV1, Cluster: &clientauthentication.Cluster{Server: server.URL, CertificateAuthorityData: ca}}
-	pair := newPair(t, nil)
-	installPair(t, a.dir, pair)
+	pair := plugintest.NewPair(t, nil)
+	plugintest.InstallPair(t, a.dir, pair)
 	return a, api, pair
 }
 
@@ -172,7 +173,7 @@ func TestExpirationIsTheNextCheck(t *testing.T) {
 	}
 	spread := map[time.Duration]bool{}
 	for minute := range 40 {
-		checked := noon.Add(-time.Duration(minute) * time.Minute)
+		checked := plugintest.Noon.Add(-time.Duration(minute) * time.Minute)
 		writeState(t, a, &cache.State{Announcement: &cache.Announcement{Checked: checked}})
 		a.at(checked)
 		in := expires(t, a)
@@ -188,7 +189,7 @@ func TestExpirationIsTheNextCheck(t *testing.T) {
 	if in := expires(t, a); in < 5*time.Hour {
 		t.Errorf("without checks, client-go asks again in %s", in)
 	}
-	a.checkInterval, a.provider = 15*time.Minute, fakeProvider{}
+	a.checkInterval, a.provider = 15*time.Minute, plugintest.Provider{}
 	if in := expires(t, a); in < 5*time.Hour {
 		t.Errorf("without renewals, client-go asks again in %s", in)
 	}
@@ -202,14 +203,14 @@ func TestRunStartsACheck(t *testing.T) {
 		near   bool
 	}{
 		"none yet":             {nil, true, true},
-		"long ago":             {&cache.State{Announcement: &cache.Announcement{Checked: noon.Add(-time.Hour)}}, true, true},
-		"15 min ago":           {&cache.State{Announcement: &cache.Announcement{Checked: noon.Add(-15 * time.Minute)}}, true, true},
-		"5 min ago":            {&cache.State{Announcement: &cache.Announcement{Checked: noon.Add(-5 * time.Minute)}}, false, false},
-		"a moment ago, failed": {&cache.State{Announcement: &cache.Announcement{Checked: noon, Problem: "no"}}, false, false},
-		"under way":            {&cache.State{Announcement: &cache.Announcement{Checked: noon, UnderWay: true}}, false, true},
-		"its worker died":      {&cache.State{Announcement: &cache.Announcement{Checked: noon.Add(-2 * time.Minute), UnderWay: true}}, false, false},
-		"by a clock ahead":     {&cache.State{Announcement: &cache.Announcement{Checked: noon.Add(time.Hour)}}, true, true},
-		"during a back-off": {&cache.State{NextAttempt: noon.Add(time.Minute), Last: &cache.Result{Finished: noon, Reason: string(RequestDenied)}},
+		"long ago":             {&cache.State{Announcement: &cache.Announcement{Checked: plugintest.Noon.Add(-time.Hour)}}, true, true},
+		"15 min ago":           {&cache.State{Announcement: &cache.Announcement{Checked: plugintest.Noon.Add(-15 * time.Minute)}}, true, true},
+		"5 min ago":            {&cache.State{Announcement: &cache.Announcement{Checked: plugintest.Noon.Add(-5 * time.Minute)}}, false, false},
+		"a moment ago, failed": {&cache.State{Announcement: &cache.Announcement{Checked: plugintest.Noon, Problem: "no"}}, false, false},
+		"under way":            {&cache.State{Announcement: &cache.Announcement{Checked: plugintest.Noon, UnderWay: true}}, false, true},
+		"its worker died":      {&cache.State{Announcement: &cache.Announcement{Checked: plugintest.Noon.Add(-2 * time.Minute), UnderWay: true}}, false, false},
+		"by a clock ahead":     {&cache.State{Announcement: &cache.Announcement{Checked: plugintest.Noon.Add(time.Hour)}}, true, true},
+		"during a back-off": {&cache.State{NextAttempt: plugintest.Noon.Add(time.Minute), Last: &cache.Result{Finished: plugintest.Noon, Reason: string(RequestDenied)}},
 			false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -220,7 +221,7 @@ func TestRunStartsACheck(t *testing.T) {
 			started := false
 			start := workerThat(t, func() {}) // it hangs
 			a.startWorker = func() (process.ID, error) { started = true; return start() }
-			clock := noon
+			clock := plugintest.Noon
 			a.now = func() time.Time { // it does not stand still during a run
 				clock = clock.Add(time.Millisecond)
 				return clock
@@ -237,7 +238,7 @@ func TestRunStartsACheck(t *testing.T) {
 			if status.ClientCertificateData != string(pair.Chain) || started != c.checks {
 				t.Errorf("a worker was started: %v", started)
 			}
-			if until := status.ExpirationTimestamp.Sub(noon); until <= 0 || until > 15*time.Minute || (until <= 31*time.Second) != c.near {
+			if until := status.ExpirationTimestamp.Sub(plugintest.Noon); until <= 0 || until > 15*time.Minute || (until <= 31*time.Second) != c.near {
 				t.Errorf("client-go asks again in %s", until)
 			}
 		})
@@ -247,7 +248,7 @@ func TestRunStartsACheck(t *testing.T) {
 // Times that are ahead count for nothing.
 func TestNextCheckByAClockThatWasSetBack(t *testing.T) {
 	a, _, _ := announced(t)
-	ago := func(d time.Duration) time.Time { return noon.Add(-d) }
+	ago := func(d time.Duration) time.Time { return plugintest.Noon.Add(-d) }
 	for name, c := range map[string]struct {
 		notBefore, checked time.Time
 		checks             bool
@@ -257,7 +258,7 @@ func TestNextCheckByAClockThatWasSetBack(t *testing.T) {
 		"a certificate that is early, after a check": {ago(-5 * time.Minute), ago(time.Minute), false},
 		"a certificate that is early, unchecked":     {ago(-5 * time.Minute), time.Time{}, true},
 	} {
-		status := certificateStatus{pair: newPair(t, func(x *x509.Certificate) { x.NotBefore = c.notBefore }), announcement: cache.Announcement{Checked: c.checked}}
+		status := certificateStatus{pair: plugintest.NewPair(t, func(x *x509.Certificate) { x.NotBefore = c.notBefore }), announcement: cache.Announcement{Checked: c.checked}}
 		if got := status.checkDue(a); got != c.checks {
 			t.Errorf("%s: due: %v", name, got)
 		}
@@ -299,16 +300,16 @@ func TestCheckIntervalBoundsTheNearExpiration(t *testing.T) {
 func TestCheck(t *testing.T) {
 	t.Parallel()
 	before := cache.Announcement{
-		Checked: noon.Add(-time.Hour), Answered: noon.Add(-time.Hour), Exists: true,
-		Renewal: &cache.Renewal{Name: "earlier", IssuedBefore: noon, DueAt: noon.Add(time.Hour)},
+		Checked: plugintest.Noon.Add(-time.Hour), Answered: plugintest.Noon.Add(-time.Hour), Exists: true,
+		Renewal: &cache.Renewal{Name: "earlier", IssuedBefore: plugintest.Noon, DueAt: plugintest.Noon.Add(time.Hour)},
 	}
 	kept := func(problem string) cache.Announcement {
 		after := before
-		after.Checked, after.Problem = noon, problem
+		after.Checked, after.Problem = plugintest.Noon, problem
 		return after
 	}
 	answered := func(exists bool, renewal *cache.Renewal) cache.Announcement {
-		return cache.Announcement{Checked: noon, Answered: noon, Exists: exists, Renewal: renewal}
+		return cache.Announcement{Checked: plugintest.Noon, Answered: plugintest.Noon, Exists: exists, Renewal: renewal}
 	}
 	long := strings.Repeat("x", attestation.MaxAnnouncement)
 	for name, c := range map[string]struct {
@@ -319,17 +320,19 @@ func TestCheck(t *testing.T) {
 		"no entry":          {answerCode(200, `{"kind":"ConfigMap"}`), answered(true, nil)},
 		"404":               {answerCode(404, `{"kind":"Status"}`), answered(false, nil)},
 		"403":               {answerCode(403, `{"kind":"Status"}`), answered(false, nil)},
-		"for all, later": {configMap(t, rotate(func(r *attestation.Renewal) { r.Start = noon.Add(time.Hour) })),
-			answered(true, &cache.Renewal{Name: "rotate", IssuedBefore: noon, DueAt: noon.Add(time.Hour)})},
-		"for this node, later": {configMap(t, rotate(func(r *attestation.Renewal) { r.All, r.Nodes, r.Start = false, []string{"b", "a"}, noon.Add(time.Hour) })),
-			answered(true, &cache.Renewal{Name: "rotate", IssuedBefore: noon, DueAt: noon.Add(time.Hour)})},
+		"for all, later": {configMap(t, rotate(func(r *attestation.Renewal) { r.Start = plugintest.Noon.Add(time.Hour) })),
+			answered(true, &cache.Renewal{Name: "rotate", IssuedBefore: plugintest.Noon, DueAt: plugintest.Noon.Add(time.Hour)})},
+		"for this node, later": {configMap(t, rotate(func(r *attestation.Renewal) {
+			r.All, r.Nodes, r.Start = false, []string{"b", "a"}, plugintest.Noon.Add(time.Hour)
+		})),
+			answered(true, &cache.Renewal{Name: "rotate", IssuedBefore: plugintest.Noon, DueAt: plugintest.Noon.Add(time.Hour)})},
 		"for others":              {configMap(t, rotate(func(r *attestation.Renewal) { r.All, r.Nodes = false, []string{"b"} })), answered(true, nil)},
-		"of earlier certificates": {configMap(t, rotate(func(r *attestation.Renewal) { r.IssuedBefore = noon.Add(-12 * time.Hour) })), answered(true, nil)},
+		"of earlier certificates": {configMap(t, rotate(func(r *attestation.Renewal) { r.IssuedBefore = plugintest.Noon.Add(-12 * time.Hour) })), answered(true, nil)},
 		// it may not renew too early
-		"of certificates to come": {configMap(t, rotate(func(r *attestation.Renewal) { r.IssuedBefore = noon.Add(time.Hour) })),
-			answered(true, &cache.Renewal{Name: "rotate", IssuedBefore: noon.Add(time.Hour), DueAt: noon.Add(time.Hour)})},
-		"the earliest of two": {configMap(t, rotate(func(r *attestation.Renewal) { r.Start = noon.Add(time.Hour) }), rotate(func(r *attestation.Renewal) { r.Name, r.Start = "sooner", noon.Add(time.Minute) })),
-			answered(true, &cache.Renewal{Name: "sooner", IssuedBefore: noon, DueAt: noon.Add(time.Minute)})},
+		"of certificates to come": {configMap(t, rotate(func(r *attestation.Renewal) { r.IssuedBefore = plugintest.Noon.Add(time.Hour) })),
+			answered(true, &cache.Renewal{Name: "rotate", IssuedBefore: plugintest.Noon.Add(time.Hour), DueAt: plugintest.Noon.Add(time.Hour)})},
+		"the earliest of two": {configMap(t, rotate(func(r *attestation.Renewal) { r.Start = plugintest.Noon.Add(time.Hour) }), rotate(func(r *attestation.Renewal) { r.Name, r.Start = "sooner", plugintest.Noon.Add(time.Minute) })),
+			answered(true, &cache.Renewal{Name: "sooner", IssuedBefore: plugintest.Noon, DueAt: plugintest.Noon.Add(time.Minute)})},
 		"without a name":       {configMap(t, rotate(func(r *attestation.Renewal) { r.Name = "" })), kept("whose name has 0 bytes")},
 		"with an endless name": {configMap(t, rotate(func(r *attestation.Renewal) { r.Name = strings.Repeat("x", 254) })), kept("whose name has 254 bytes")},
 		"another version":      {configMapOf(t, `{"version":2}`), kept("version 2 is unknown")},
@@ -344,13 +347,13 @@ func TestCheck(t *testing.T) {
 		"overloaded":           {answerCode(429, `{"message":"later"}`), kept("429: later")},
 		"redirect":             {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", http.StatusFound) }, kept("302")},
 		"hangs up":             {func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, kept("EOF")},
-		"no answer":            {hang, kept("no answer in time")},
+		"no answer":            {plugintest.Hang, kept("no answer in time")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			a, api, pair := announced(t)
 			api.get = c.get
-			last := &cache.Result{Reason: string(RequestDenied), Finished: noon.Add(-2 * time.Hour)}
+			last := &cache.Result{Reason: string(RequestDenied), Finished: plugintest.Noon.Add(-2 * time.Hour)}
 			was := before
 			was.Certificate = pair.Fingerprint()
 			writeState(t, a, &cache.State{Last: last, Failures: 3, Refusals: 2, Announcement: &was})
@@ -358,7 +361,7 @@ func TestCheck(t *testing.T) {
 				t.Fatal(err)
 			}
 			got := found(t, a)
-			if got.Worker.PID == 0 || !strings.Contains(got.Problem, c.want.Problem) || (got.Problem == "") != (c.want.Problem == "") || notOneLine(got.Problem) != "" {
+			if got.Worker.PID == 0 || !strings.Contains(got.Problem, c.want.Problem) || (got.Problem == "") != (c.want.Problem == "") || plugintest.NotOneLine(got.Problem) != "" {
 				t.Errorf("problem %q, worker %v", got.Problem, got.Worker)
 			}
 			c.want.Certificate, c.want.Worker, c.want.Problem = pair.Fingerprint(), got.Worker, got.Problem
@@ -393,7 +396,7 @@ func TestAnnouncedRenewal(t *testing.T) {
 	if err != nil || pair.Fingerprint() == old.Fingerprint() || len(api.filed) != 1 || api.filed[0] != "certificate" {
 		t.Fatalf("it did not renew: %v, %v", api.filed, err)
 	}
-	if !pair.Leaf.NotBefore.Before(noon) {
+	if !pair.Leaf.NotBefore.Before(plugintest.Noon) {
 		t.Fatal("the new certificate is not backdated")
 	}
 	got := found(t, a)
@@ -404,19 +407,19 @@ func TestAnnouncedRenewal(t *testing.T) {
 		t.Errorf("state %+v", state)
 	}
 	api.seen()
-	a.at(noon.Add(20 * time.Minute))
+	a.at(plugintest.Noon.Add(20 * time.Minute))
 	if err := a.Work(t.Context()); err != nil || api.seen() != "GET" || len(api.filed) != 1 {
 		t.Errorf("it renewed again: %v, %v", api.filed, err)
 	}
 	// A name can be used again.
-	api.get = configMap(t, rotate(func(r *attestation.Renewal) { r.IssuedBefore = noon.Add(30 * time.Minute) }))
-	a.at(noon.Add(35 * time.Minute))
+	api.get = configMap(t, rotate(func(r *attestation.Renewal) { r.IssuedBefore = plugintest.Noon.Add(30 * time.Minute) }))
+	a.at(plugintest.Noon.Add(35 * time.Minute))
 	if err := a.Work(t.Context()); err != nil || len(api.filed) != 2 {
 		t.Errorf("another renewal of that name was not made: %v, %v", api.filed, err)
 	}
 	// What is not announced any more is forgotten.
 	api.get = configMap(t)
-	a.at(noon.Add(50 * time.Minute))
+	a.at(plugintest.Noon.Add(50 * time.Minute))
 	if err := a.Work(t.Context()); err != nil || len(found(t, a).Done) != 0 {
 		t.Errorf("found %+v, %v", found(t, a), err)
 	}
@@ -437,7 +440,7 @@ func TestRefusedCertificateIsReplaced(t *testing.T) {
 		"refused, just issued":      {refused, configMap(t), refusedGrace - time.Second, false},
 		"refused, no announcements": {refused, answerCode(404, `{"kind":"Status"}`), time.Hour, false},
 		"suspended":                 {answerCode(403, `{"message":"`+attestation.MessageSuspended+`"}`), configMap(t), time.Hour, false},
-		"refused, renewal later":    {refused, configMap(t, rotate(func(r *attestation.Renewal) { r.Start = noon.Add(time.Hour) })), time.Hour, true},
+		"refused, renewal later":    {refused, configMap(t, rotate(func(r *attestation.Renewal) { r.Start = plugintest.Noon.Add(time.Hour) })), time.Hour, true},
 		"by another policy":         {answerCode(403, `{"message":"not on Fridays"}`), configMap(t), time.Hour, false},
 		"overloaded":                {answerCode(429, `{"message":"`+attestation.MessageRevoked+`"}`), configMap(t), time.Hour, false},
 		"no Node, and refused": {func(w http.ResponseWriter, r *http.Request) {
@@ -453,7 +456,7 @@ func TestRefusedCertificateIsReplaced(t *testing.T) {
 			t.Parallel()
 			a, api, old := announced(t)
 			api.get, api.tryWrite = c.get, c.write
-			writeState(t, a, &cache.State{Last: &cache.Result{Request: "r", Finished: noon.Add(-c.last)}})
+			writeState(t, a, &cache.State{Last: &cache.Result{Request: "r", Finished: plugintest.Noon.Add(-c.last)}})
 			if err := a.Work(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -467,7 +470,7 @@ func TestRefusedCertificateIsReplaced(t *testing.T) {
 			}
 			// the name is not kept when the next announcement is read
 			api.tryWrite = nil
-			a.at(noon.Add(20 * time.Minute))
+			a.at(plugintest.Noon.Add(20 * time.Minute))
 			if err := a.Work(t.Context()); err != nil || len(found(t, a).Done) > 0 {
 				t.Errorf("found %+v, %v", found(t, a), err)
 			}
@@ -479,9 +482,9 @@ func TestRefusedCertificateIsReplaced(t *testing.T) {
 // certificate for due.
 func TestAnnouncedMoment(t *testing.T) {
 	a, _, pair := announced(t)
-	due := noon.Add(5 * time.Minute)
-	renewal := &cache.Renewal{Name: "rotate", IssuedBefore: noon, DueAt: due}
-	stored := cache.Announcement{Checked: noon, Answered: noon, Exists: true, Certificate: pair.Fingerprint(), Renewal: renewal, Reported: pair.Fingerprint()}
+	due := plugintest.Noon.Add(5 * time.Minute)
+	renewal := &cache.Renewal{Name: "rotate", IssuedBefore: plugintest.Noon, DueAt: due}
+	stored := cache.Announcement{Checked: plugintest.Noon, Answered: plugintest.Noon, Exists: true, Certificate: pair.Fingerprint(), Renewal: renewal, Reported: pair.Fingerprint()}
 	writeState(t, a, &cache.State{Announcement: &stored})
 	if in := expires(t, a); in != 5*time.Minute {
 		t.Errorf("client-go asks again in %s", in)
@@ -490,8 +493,8 @@ func TestAnnouncedMoment(t *testing.T) {
 	if o.State != StateOK || !strings.Contains(o.Message, `due at 2026-11-20T12:05:00Z by the announced renewal "rotate"`) {
 		t.Errorf("%s: %s", o.State, o.Message)
 	}
-	want := &AnnouncementOverview{Checked: noon, Answered: noon, NextCheck: o.Announcement.NextCheck, Exists: true, Renewal: "rotate", DueAt: due, Reported: true}
-	if !reflect.DeepEqual(o.Announcement, want) || !o.Announcement.NextCheck.After(noon) {
+	want := &AnnouncementOverview{Checked: plugintest.Noon, Answered: plugintest.Noon, NextCheck: o.Announcement.NextCheck, Exists: true, Renewal: "rotate", DueAt: due, Reported: true}
+	if !reflect.DeepEqual(o.Announcement, want) || !o.Announcement.NextCheck.After(plugintest.Noon) {
 		t.Errorf("%+v", o.Announcement)
 	}
 	a.at(due.Add(-time.Second))
@@ -520,7 +523,7 @@ func TestAnnouncedMoment(t *testing.T) {
 		"switched off": func() { a.checkInterval = 0 },
 		"another certificate": func() {
 			a.checkInterval = time.Hour
-			installPair(t, a.dir, newPair(t, func(c *x509.Certificate) { c.NotBefore = noon }))
+			plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, func(c *x509.Certificate) { c.NotBefore = plugintest.Noon }))
 		},
 	} {
 		if change(); a.loadStatus().due != "" {
@@ -542,7 +545,7 @@ func TestCertificateIsReported(t *testing.T) {
 		}
 	}
 	report("not printed yet", "GET")
-	a.note.write(note{Parent: asker, Certificate: old.Fingerprint(), Until: noon.Unix()})
+	a.note.write(note{Parent: asker, Certificate: old.Fingerprint(), Until: plugintest.Noon.Unix()})
 	report("printed", "GET PATCH")
 	want := `{"metadata":{"annotations":{"` + attestation.AnnotationCertificate + `":"` + old.Fingerprint() + `"}}}`
 	if string(api.patched) != want || !bytes.Equal(api.shown, old.Leaf.Raw) {
@@ -552,13 +555,13 @@ func TestCertificateIsReported(t *testing.T) {
 		t.Errorf("found %+v", got)
 	}
 	report("reported already", "")
-	a.at(noon.Add(15 * time.Minute))
+	a.at(plugintest.Noon.Add(15 * time.Minute))
 	report("reported already, at the next check", "GET")
 
 	// The first run with another certificate has client-go ask again soon. The second has it
 	// reported.
-	next := newPair(t, func(c *x509.Certificate) { c.NotBefore = noon.Add(15 * time.Minute) })
-	installPair(t, a.dir, next)
+	next := plugintest.NewPair(t, func(c *x509.Certificate) { c.NotBefore = plugintest.Noon.Add(15 * time.Minute) })
+	plugintest.InstallPair(t, a.dir, next)
 	if in := expires(t, a); in > 31*time.Second {
 		t.Errorf("client-go asks again in %s", in)
 	}
@@ -580,7 +583,7 @@ func TestCertificateIsReported(t *testing.T) {
 	if in := expires(t, a); in < 11*time.Minute {
 		t.Errorf("after a refusal client-go asks again in %s", in)
 	}
-	a.at(noon.Add(30 * time.Minute))
+	a.at(plugintest.Noon.Add(30 * time.Minute))
 	left := 2
 	api.patch = func(w http.ResponseWriter, r *http.Request) {
 		if left--; left >= 0 {
@@ -590,29 +593,29 @@ func TestCertificateIsReported(t *testing.T) {
 	report("the next check, before the policies know the certificate", "GET PATCH PATCH PATCH")
 
 	api.get = answerCode(404, `{}`)
-	a.at(noon.Add(45 * time.Minute))
-	installPair(t, a.dir, old)
-	a.note.write(note{Parent: asker, Certificate: old.Fingerprint(), Until: noon.Unix()})
+	a.at(plugintest.Noon.Add(45 * time.Minute))
+	plugintest.InstallPair(t, a.dir, old)
+	a.note.write(note{Parent: asker, Certificate: old.Fingerprint(), Until: plugintest.Noon.Unix()})
 	report("no announcements here", "GET")
 }
 
 // A request that was filed before the moment from which on certificates count is no renewal.
 func TestRenewalByAnEarlierRequest(t *testing.T) {
-	old, other := newPair(t, nil), newPair(t, nil)
-	renewal := &cache.Renewal{Name: "rotate", IssuedBefore: noon, DueAt: noon.Add(time.Minute)}
+	old, other := plugintest.NewPair(t, nil), plugintest.NewPair(t, nil)
+	renewal := &cache.Renewal{Name: "rotate", IssuedBefore: plugintest.Noon, DueAt: plugintest.Noon.Add(time.Minute)}
 	for name, c := range map[string]struct {
 		found    *cache.Announcement
 		replaced *cache.Pair
 		filed    time.Time
 		want     bool
 	}{
-		"after it":            {&cache.Announcement{Certificate: old.Fingerprint(), Renewal: renewal}, old, noon, true},
-		"before it":           {&cache.Announcement{Certificate: old.Fingerprint(), Renewal: renewal}, old, noon.Add(-time.Second), false},
-		"done already":        {&cache.Announcement{Certificate: old.Fingerprint(), Renewal: renewal, Done: []cache.Renewal{*renewal}}, old, noon, false},
-		"another certificate": {&cache.Announcement{Certificate: old.Fingerprint(), Renewal: renewal}, other, noon, false},
-		"no certificate":      {&cache.Announcement{Certificate: old.Fingerprint(), Renewal: renewal}, nil, noon, false},
-		"no renewal":          {&cache.Announcement{Certificate: old.Fingerprint()}, old, noon, false},
-		"no check":            {nil, old, noon, false},
+		"after it":            {&cache.Announcement{Certificate: old.Fingerprint(), Renewal: renewal}, old, plugintest.Noon, true},
+		"before it":           {&cache.Announcement{Certificate: old.Fingerprint(), Renewal: renewal}, old, plugintest.Noon.Add(-time.Second), false},
+		"done already":        {&cache.Announcement{Certificate: old.Fingerprint(), Renewal: renewal, Done: []cache.Renewal{*renewal}}, old, plugintest.Noon, false},
+		"another certificate": {&cache.Announcement{Certificate: old.Fingerprint(), Renewal: renewal}, other, plugintest.Noon, false},
+		"no certificate":      {&cache.Announcement{Certificate: old.Fingerprint(), Renewal: renewal}, nil, plugintest.Noon, false},
+		"no renewal":          {&cache.Announcement{Certificate: old.Fingerprint()}, old, plugintest.Noon, false},
+		"no check":            {nil, old, plugintest.Noon, false},
 	} {
 		state := &cache.State{Announcement: c.found}
 		if got := markRenewalDone(state, c.replaced, c.filed); got != c.want {
@@ -636,7 +639,7 @@ func TestRevokedAndSuspended(t *testing.T) {
 		"not a 403": {answerStatus(422, "Invalid", attestation.MessageSuspended), apiRefused},
 	} {
 		t.Run(name, func(t *testing.T) {
-			server, ca := tlsServer(t, c.handler, nil)
+			server, ca := plugintest.TlsServer(t, c.handler, nil)
 			failure := wantFailure(t, classifyAPIError(callAPI(t, server.URL, ca), "whose"), c.want)
 			if failure.Hint == "" || c.want != apiRefused && failure.Reason.info().backOff != later {
 				t.Errorf("hint %q", failure.Hint)

@@ -13,6 +13,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 )
 
 const configHead = "apiVersion: authenticator.cluster.x-k8s.io/v1alpha1\nkind: KubeletAuthenticatorConfiguration\n"
@@ -101,7 +103,7 @@ func TestParseConfigIsStrict(t *testing.T) {
 			if err == nil {
 				t.Fatalf("was accepted: %+v", config)
 			}
-			if problem := notOneLine(err.Error()); problem != "" || !strings.Contains(err.Error(), c.says) {
+			if problem := plugintest.NotOneLine(err.Error()); problem != "" || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("%s, or does not say %q: %v", problem, c.says, err)
 			}
 		})

@@ -17,6 +17,7 @@ import (
 	clientauthenticationv1 "k8s.io/client-go/pkg/apis/clientauthentication/v1"
 	"k8s.io/client-go/rest"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -96,7 +97,7 @@ func FuzzParseExecInfo(f *testing.F) {
 		got, err := ParseExecInfo(value)
 		if err != nil {
 			var failure *Failure
-			if !errors.As(err, &failure) || failure.Reason != execAPI || len(failure.Error()) > 2000 || notOneLine(failure.Error()) != "" {
+			if !errors.As(err, &failure) || failure.Reason != execAPI || len(failure.Error()) > 2000 || plugintest.NotOneLine(failure.Error()) != "" {
 				t.Fatalf("%v", err)
 			}
 			return
@@ -114,8 +115,8 @@ func TestCredentialIsWhatClientGoReads(t *testing.T) {
 	scheme := runtime.NewScheme()
 	install.Install(scheme)
 	decoder := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDecoder(clientauthentication.SchemeGroupVersion)
-	pair := newPair(t, nil)
-	expiration := noon.Add(time.Hour)
+	pair := plugintest.NewPair(t, nil)
+	expiration := plugintest.Noon.Add(time.Hour)
 	for asked, want := range map[string]string{"": execV1, execV1: execV1, execV1beta1: execV1beta1} {
 		t.Run("asked "+asked, func(t *testing.T) {
 			info := ExecInfo{APIVersion: asked}
@@ -155,7 +156,7 @@ func configFor(exec ExecInfo) (*rest.Config, error) {
 }
 
 func TestExecClusterIsTakenAsItIs(t *testing.T) {
-	ca := newCA(t)
+	ca := plugintest.NewCA(t)
 	good := clientauthenticationv1.Cluster{Server: "https://10.0.0.1:6443", TLSServerName: "kubernetes", CertificateAuthorityData: ca}
 	config, err := configFor(ExecInfo{APIVersion: execV1, Cluster: &good})
 	if err != nil || config.Host != good.Server || config.ServerName != "kubernetes" || !bytes.Equal(config.CAData, ca) || config.Insecure {
@@ -180,7 +181,7 @@ func TestExecClusterIsTakenAsItIs(t *testing.T) {
 			if err == nil {
 				t.Fatalf("accepted: %+v", config)
 			}
-			if strings.Contains(err.Error(), "hunter2") || notOneLine(err.Error()) != "" {
+			if strings.Contains(err.Error(), "hunter2") || plugintest.NotOneLine(err.Error()) != "" {
 				t.Errorf("%v", err)
 			}
 		})

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -24,7 +25,7 @@ func TestDiscardBootstrap(t *testing.T) {
 		return mark + kubeconfig(onServer(a.exec.Cluster.Server, ca), "token: abcdef.0123456789abcdef")
 	}
 	copied := func(a *Authenticator) string { return of(a, a.exec.Cluster.CertificateAuthorityData) }
-	elsewhere := func(a *Authenticator) string { return of(a, newCA(t)) }
+	elsewhere := func(a *Authenticator) string { return of(a, plugintest.NewCA(t)) }
 	for name, c := range map[string]struct {
 		answer  http.HandlerFunc
 		content func(*Authenticator) string
@@ -37,7 +38,7 @@ func TestDiscardBootstrap(t *testing.T) {
 		"for somebody else":   {answerCode(201, `{"status":{"userInfo":{"username":"system:node:b"}}}`), copied, nil, false, 1, "system:node:b"},
 		"rejected":            {answerCode(401, ""), copied, nil, false, 1, "401"},
 		"no such API":         {answerCode(404, ""), copied, nil, false, 1, "404"},
-		"no answer":           {hang, copied, nil, false, 1, "kept for now"},
+		"no answer":           {plugintest.Hang, copied, nil, false, 1, "kept for now"},
 		"to be kept":          {answerCode(201, someone), copied, func(a *Authenticator) { a.keepBootstrap = true }, false, 0, ""},
 		"an operator's":       {answerCode(201, someone), func(*Authenticator) string { return "apiVersion: v1\n" }, nil, false, 0, ""},
 		"another cluster's":   {answerCode(201, someone), elsewhere, nil, false, 0, ""},
@@ -61,10 +62,10 @@ func TestDiscardBootstrap(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			a, api := reviewed(t, c.answer)
-			pair := newPair(t, nil)
-			installPair(t, a.dir, pair)
+			pair := plugintest.NewPair(t, nil)
+			plugintest.InstallPair(t, a.dir, pair)
 			content := []byte(c.content(a))
-			put(t, a.dir, cache.BootstrapFile, content, 0o600)
+			plugintest.Put(t, a.dir, cache.BootstrapFile, content, 0o600)
 			if name == "no answer" {
 				a.reviewTimeout = reviewTimeout
 			}
@@ -103,7 +104,7 @@ func TestAwaitFirstGivesUpAtOnce(t *testing.T) {
 	mustFail(t, err, Unexpected)
 
 	a = testAuthenticator(t)
-	put(t, a.dir, "x", nil, 0o600)
+	plugintest.Put(t, a.dir, "x", nil, 0o600)
 	if err := os.Chmod(a.dir.Path(), 0o777); err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +115,7 @@ func TestAwaitFirstGivesUpAtOnce(t *testing.T) {
 func TestAwaitFirstTakesWhatIsThere(t *testing.T) {
 	t.Parallel()
 	a := testAuthenticator(t)
-	installPair(t, a.dir, newPair(t, nil))
+	plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil))
 	leaf, err := a.AwaitFirst(t.Context(), 0, func(err error) { t.Error(err) })
 	if err != nil || leaf.Subject.CommonName != "system:node:a" {
 		t.Error(leaf, err)

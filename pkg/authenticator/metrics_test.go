@@ -23,6 +23,7 @@ import (
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
@@ -115,9 +116,9 @@ func TestWorkerWritesMetrics(t *testing.T) {
 		"certificate_not_after_timestamp_seconds":  float64(pair.Leaf.NotAfter.Unix()),
 		"certificate_renewal_timestamp_seconds":    timestamp(nodestate.RenewAt(pair.Leaf)).value,
 		"pending_request_timestamp_seconds":        0,
-		"last_worker_start_timestamp_seconds":      float64(noon.Unix()),
-		"last_worker_end_timestamp_seconds":        float64(noon.Unix()),
-		"last_success_timestamp_seconds":           float64(noon.Unix()),
+		"last_worker_start_timestamp_seconds":      float64(plugintest.Noon.Unix()),
+		"last_worker_end_timestamp_seconds":        float64(plugintest.Noon.Unix()),
+		"last_success_timestamp_seconds":           float64(plugintest.Noon.Unix()),
 		"consecutive_failures":                     0,
 		"next_attempt_timestamp_seconds":           0,
 		"last_worker_result{reason=Success}":       1,
@@ -136,8 +137,8 @@ func TestFailedWorkerWritesMetrics(t *testing.T) {
 	api := &apiServer{refuses: []string{"token", "certificate"}}
 	a := enrolling(t, api)
 	withTextfile(t, a)
-	pair := newPair(t, dueSoon)
-	installPair(t, a.dir, pair)
+	pair := plugintest.NewPair(t, dueSoon)
+	plugintest.InstallPair(t, a.dir, pair)
 	for n := 1.0; n <= 2; n++ {
 		mustFail(t, a.Work(t.Context()), bootstrapRefused)
 		state, err := a.dir.State()
@@ -161,9 +162,9 @@ func TestMetricsOfAPendingRequest(t *testing.T) {
 	withTextfile(t, a)
 	w := newWorker(t, a)
 	pending := newPending(t, a)
-	pending.Requests[0].FiledAt = noon.Add(-time.Minute)
+	pending.Requests[0].FiledAt = plugintest.Noon.Add(-time.Minute)
 	// without one it was never filed
-	for uid, want := range map[string]float64{"": 0, "uid": float64(noon.Add(-time.Minute).Unix())} {
+	for uid, want := range map[string]float64{"": 0, "uid": float64(plugintest.Noon.Add(-time.Minute).Unix())} {
 		pending.Requests[0].UID = uid
 		if err := w.lock.SetPending(pending); err != nil {
 			t.Fatal(err)
@@ -244,11 +245,11 @@ func TestMetricsNeverFailAWorker(t *testing.T) {
 				object.Status.Certificate = sign(t, pkcs10Of(t, object.Spec.Request), nil)
 			}})
 			a.metricsTextfile = textfile(t)
-			before := snapshot(t, filepath.Dir(a.metricsTextfile))
+			before := plugintest.Snapshot(t, filepath.Dir(a.metricsTextfile))
 			if err := a.Work(t.Context()); err != nil || a.loadStatus().pair == nil {
 				t.Errorf("%v, certificate %v", err, a.loadStatus().pair)
 			}
-			if after := snapshot(t, filepath.Dir(a.metricsTextfile)); after != before {
+			if after := plugintest.Snapshot(t, filepath.Dir(a.metricsTextfile)); after != before {
 				t.Errorf("before:\n%s\nafter:\n%s", before, after)
 			}
 		})
@@ -258,8 +259,8 @@ func TestMetricsNeverFailAWorker(t *testing.T) {
 // The kubelet waits for a run. It leaves the metrics to the worker.
 func TestRunWritesNoMetrics(t *testing.T) {
 	for name, change := range map[string]func(*testing.T, *Authenticator){
-		"nothing due": func(t *testing.T, a *Authenticator) { installPair(t, a.dir, newPair(t, nil)) },
-		"due":         func(t *testing.T, a *Authenticator) { installPair(t, a.dir, newPair(t, dueSoon)) },
+		"nothing due": func(t *testing.T, a *Authenticator) { plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil)) },
+		"due":         func(t *testing.T, a *Authenticator) { plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, dueSoon)) },
 		"none there":  func(*testing.T, *Authenticator) {},
 		"a worker that died": func(t *testing.T, a *Authenticator) {
 			w := newWorker(t, a)
@@ -287,7 +288,7 @@ func TestMetricsHaveClosedSetsOfLabels(t *testing.T) {
 	withTextfile(t, a)
 	w := newWorker(t, a)
 	state := &cache.State{Last: &cache.Result{
-		Reason: "Hunter2", Message: "hunter2", Hint: "hunter2", Request: "hunter2", Finished: noon,
+		Reason: "Hunter2", Message: "hunter2", Hint: "hunter2", Request: "hunter2", Finished: plugintest.Noon,
 		Phases: []cache.Phase{{Name: "hunter2", Milliseconds: 1}, {Name: "save", Milliseconds: 250}, {Name: "save", Milliseconds: 500}, {Name: "record"}},
 	}}
 	w.writeMetrics(state)
@@ -361,8 +362,8 @@ func TestMetricsAreDocumented(t *testing.T) {
 	a := testAuthenticator(t)
 	withTextfile(t, a)
 	a.checkInterval = time.Hour
-	installPair(t, a.dir, newPair(t, nil))
-	newWorker(t, a).writeMetrics(&cache.State{Last: &cache.Result{Started: noon, Finished: noon, Phases: []cache.Phase{{Name: "lock"}}}})
+	plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil))
+	newWorker(t, a).writeMetrics(&cache.State{Last: &cache.Result{Started: plugintest.Noon, Finished: plugintest.Noon, Phases: []cache.Phase{{Name: "lock"}}}})
 	data, err := os.ReadFile(a.metricsTextfile)
 	if err != nil {
 		t.Fatal(err)

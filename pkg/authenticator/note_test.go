@@ -7,9 +7,11 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 )
 
-var someNote = note{Parent: asker, Certificate: "abc", Until: noon.Unix(), Reviewed: noon.Unix() - 5, Rejected: true}
+var someNote = note{Parent: asker, Certificate: "abc", Until: plugintest.Noon.Unix(), Reviewed: plugintest.Noon.Unix() - 5, Rejected: true}
 
 // path is where the note is.
 func (f noteFile) path() string { return f.dir.File(f.name) }
@@ -62,12 +64,12 @@ func TestNoteThatCannotBeKeptIsNone(t *testing.T) {
 		"a directory in place": inPlace,
 		"where nobody writes":  newNoteFile("/proc/self", "/certs"),
 	} {
-		before := snapshot(t, root)
+		before := plugintest.Snapshot(t, root)
 		file.write(someNote)
 		if got := file.read(); got != (note{}) {
 			t.Errorf("%s: read %+v", name, got)
 		}
-		if after := snapshot(t, root); after != before {
+		if after := plugintest.Snapshot(t, root); after != before {
 			t.Errorf("%s: left behind:\n%s", name, after)
 		}
 	}

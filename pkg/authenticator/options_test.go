@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/insecure"
 )
@@ -22,9 +23,9 @@ func testProviders() []provider.Factory {
 	return []provider.Factory{
 		insecure.Factory(),
 		{Name: "broken", New: func(provider.Settings) (provider.Provider, error) { return nil, errors.New("no such device") }},
-		{Name: "nameless", New: func(provider.Settings) (provider.Provider, error) { return fakeProvider{}, nil }},
+		{Name: "nameless", New: func(provider.Settings) (provider.Provider, error) { return plugintest.Provider{}, nil }},
 		{Name: "device", New: func(s provider.Settings) (provider.Provider, error) {
-			return fakeProvider{signer: "example.com/" + s.TPMDevice + s.EKTemplate}, nil
+			return plugintest.Provider{Signer: "example.com/" + s.TPMDevice + s.EKTemplate}, nil
 		}},
 	}
 }

@@ -13,13 +13,14 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 )
 
 // originProvider is a provider whose device shows the origin of requests.
 type originProvider struct {
-	fakeProvider
+	plugintest.Provider
 	origin func(ctx context.Context, name string, request []byte) (string, error)
 }
 
@@ -49,7 +50,7 @@ func TestRequestsShowTheirOrigin(t *testing.T) {
 	} {
 		t.Run(title, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				a := &Authenticator{provider: fakeProvider{}}
+				a := &Authenticator{provider: plugintest.Provider{}}
 				if c.origin != nil {
 					a.provider = originProvider{origin: c.origin}
 				}

@@ -19,6 +19,7 @@ import (
 	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
@@ -27,14 +28,14 @@ import (
 
 // duePair is a certificate whose lifetime is nearly over: it has minutes of a day left.
 func duePair(t testing.TB, minutes time.Duration) *cache.Pair {
-	return newPair(t, func(c *x509.Certificate) {
-		c.NotBefore, c.NotAfter = noon.Add(-24*time.Hour), noon.Add(minutes*time.Minute)
+	return plugintest.NewPair(t, func(c *x509.Certificate) {
+		c.NotBefore, c.NotAfter = plugintest.Noon.Add(-24*time.Hour), plugintest.Noon.Add(minutes*time.Minute)
 	})
 }
 
 // justDue is a certificate whose renewal is due since a moment.
 func justDue(t testing.TB, a *Authenticator) *cache.Pair {
-	pair := newPair(t, nil)
+	pair := plugintest.NewPair(t, nil)
 	at := nodestate.RenewAt(pair.Leaf).Add(time.Second)
 	a.now = func() time.Time { return at }
 	return pair
@@ -54,7 +55,7 @@ func putRecord(t testing.TB, a *Authenticator, record any) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	put(t, a.dir, name, data, 0o600)
+	plugintest.Put(t, a.dir, name, data, 0o600)
 }
 
 func pendingSince(at time.Time, uid string) *cache.Pending {
@@ -74,7 +75,7 @@ func failedWith(reason Reason, at time.Time) *cache.State {
 
 // deadWorker names a worker in the lock's file that is not alive.
 func deadWorker(t testing.TB, a *Authenticator, id process.ID) {
-	put(t, a.dir, cache.LockFile, []byte(id.String()+"\n"+process.BootID()+"\n"), 0o600)
+	plugintest.Put(t, a.dir, cache.LockFile, []byte(id.String()+"\n"+process.BootID()+"\n"), 0o600)
 }
 
 // Each state has its exit code, and a message that says what it comes from.
@@ -85,49 +86,49 @@ func TestOverviewStates(t *testing.T) {
 		code    int
 		says    string
 	}{
-		"a good certificate": {func(t *testing.T, a *Authenticator) { installPair(t, a.dir, newPair(t, nil)) }, StateOK, 0, "valid to 2026-11-21T00:00:00Z, due at "},
+		"a good certificate": {func(t *testing.T, a *Authenticator) { plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil)) }, StateOK, 0, "valid to 2026-11-21T00:00:00Z, due at "},
 		"a good one, after a failure": {func(t *testing.T, a *Authenticator) {
-			installPair(t, a.dir, newPair(t, nil))
-			putRecord(t, a, failedWith(APIUnreachable, noon.Add(-time.Hour)))
+			plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil))
+			putRecord(t, a, failedWith(APIUnreachable, plugintest.Noon.Add(-time.Hour)))
 		}, StateOK, 0, "valid to"},
 		"a provider that does not renew, at the end": {func(t *testing.T, a *Authenticator) {
-			a.provider = fakeProvider{}
-			installPair(t, a.dir, duePair(t, 1))
+			a.provider = plugintest.Provider{}
+			plugintest.InstallPair(t, a.dir, duePair(t, 1))
 		}, StateOK, 0, "provider fake does not renew"},
-		"due": {func(t *testing.T, a *Authenticator) { installPair(t, a.dir, justDue(t, a)) }, StateDue, 40, "its lifetime is nearly over; no request can be filed"},
+		"due": {func(t *testing.T, a *Authenticator) { plugintest.InstallPair(t, a.dir, justDue(t, a)) }, StateDue, 40, "its lifetime is nearly over; no request can be filed"},
 		"due, with a cluster to ask": {func(t *testing.T, a *Authenticator) {
-			installPair(t, a.dir, justDue(t, a))
-			a.exec.Cluster = &clientauthentication.Cluster{Server: "https://cluster.example.com", CertificateAuthorityData: newCA(t)}
+			plugintest.InstallPair(t, a.dir, justDue(t, a))
+			a.exec.Cluster = &clientauthentication.Cluster{Server: "https://cluster.example.com", CertificateAuthorityData: plugintest.NewCA(t)}
 		}, StateDue, 40, "its lifetime is nearly over; no worker runs"},
 		"due, and requested": {func(t *testing.T, a *Authenticator) {
-			installPair(t, a.dir, justDue(t, a))
+			plugintest.InstallPair(t, a.dir, justDue(t, a))
 			putRecord(t, a, pendingSince(a.now().Add(-time.Minute), "uid"))
 		}, StateDue, 40, "node-csr-x waits for its certificate from signer example.com/signer"},
 		"due, and not yet filed": {func(t *testing.T, a *Authenticator) {
-			installPair(t, a.dir, justDue(t, a))
+			plugintest.InstallPair(t, a.dir, justDue(t, a))
 			putRecord(t, a, pendingSince(a.now().Add(-time.Minute), ""))
 		}, StateDue, 40, "node-csr-x waits for being filed with https://cluster.example.com"},
 		"due, and waiting for the signer": {func(t *testing.T, a *Authenticator) {
-			installPair(t, a.dir, justDue(t, a))
+			plugintest.InstallPair(t, a.dir, justDue(t, a))
 			putRecord(t, a, failedWith(WaitingForSigner, a.now()))
 		}, StateDue, 40, "nearly over"},
 		"due, because others could read the key": {func(t *testing.T, a *Authenticator) {
-			installPair(t, a.dir, newPair(t, nil))
+			plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil))
 			if err := os.Chmod(a.dir.File(cache.CurrentFile), 0o644); err != nil {
 				t.Fatal(err)
 			}
 		}, StateDue, 40, "others could read its key"},
-		"due for long, and nobody tries": {func(t *testing.T, a *Authenticator) { installPair(t, a.dir, duePair(t, 10)) }, StateFailing, 41, "its renewal has been due since"},
+		"due for long, and nobody tries": {func(t *testing.T, a *Authenticator) { plugintest.InstallPair(t, a.dir, duePair(t, 10)) }, StateFailing, 41, "its renewal has been due since"},
 		"due, and requested long ago": {func(t *testing.T, a *Authenticator) {
-			installPair(t, a.dir, justDue(t, a))
+			plugintest.InstallPair(t, a.dir, justDue(t, a))
 			putRecord(t, a, pendingSince(a.now().Add(-nodestate.PendingFails), "uid"))
 		}, StateFailing, 41, "a request has been pending since"},
 		"due, and failing": {func(t *testing.T, a *Authenticator) {
-			installPair(t, a.dir, justDue(t, a))
+			plugintest.InstallPair(t, a.dir, justDue(t, a))
 			putRecord(t, a, failedWith(APIUnreachable, a.now()))
 		}, StateFailing, 41, "APIUnreachable, 3 in a row: it did not work"},
 		"due, and the worker died": {func(t *testing.T, a *Authenticator) {
-			installPair(t, a.dir, justDue(t, a))
+			plugintest.InstallPair(t, a.dir, justDue(t, a))
 			old := time.Now().Add(-365 * 24 * time.Hour) // before the boot that the worker is of
 			if err := os.Chtimes(a.dir.File(cache.CurrentFile), old, old); err != nil {
 				t.Fatal(err)
@@ -135,46 +136,50 @@ func TestOverviewStates(t *testing.T) {
 			deadWorker(t, a, process.ID{PID: 1 << 22, Start: 1})
 		}, StateFailing, 41, "died without a result"},
 		"due, and a worker was killed after it had installed": {func(t *testing.T, a *Authenticator) {
-			installPair(t, a.dir, justDue(t, a))
+			plugintest.InstallPair(t, a.dir, justDue(t, a))
 			deadWorker(t, a, process.ID{PID: 1 << 22, Start: 1})
 		}, StateDue, 40, "no request can be filed"},
 		"due, and the state file is damaged": {func(t *testing.T, a *Authenticator) {
-			installPair(t, a.dir, justDue(t, a))
-			put(t, a.dir, cache.StateFile, []byte("{"), 0o600)
+			plugintest.InstallPair(t, a.dir, justDue(t, a))
+			plugintest.Put(t, a.dir, cache.StateFile, []byte("{"), 0o600)
 		}, StateDue, 40, "no request can be filed"},
 		"due, and the worker that failed has ended": {func(t *testing.T, a *Authenticator) {
-			installPair(t, a.dir, justDue(t, a))
+			plugintest.InstallPair(t, a.dir, justDue(t, a))
 			state := failedWith(APIUnreachable, a.now())
 			state.Last.Worker = process.ID{PID: 1 << 22, Start: 1}
 			putRecord(t, a, state)
 			deadWorker(t, a, state.Last.Worker)
 		}, StateFailing, 41, "APIUnreachable"},
 		"issued again and again": {func(t *testing.T, a *Authenticator) {
-			installPair(t, a.dir, justDue(t, a))
+			plugintest.InstallPair(t, a.dir, justDue(t, a))
 			putRecord(t, a, &cache.State{Last: &cache.Result{Message: "3 in short order"}})
 		}, StateFailing, 41, "3 in short order"},
 		"rejected": {func(t *testing.T, a *Authenticator) {
-			pair := newPair(t, nil)
-			installPair(t, a.dir, pair)
+			pair := plugintest.NewPair(t, nil)
+			plugintest.InstallPair(t, a.dir, pair)
 			a.note.write(note{Certificate: pair.Fingerprint(), Rejected: true})
 		}, StateFailing, 41, "the API server rejects it"},
 		"a wrong configuration": {func(t *testing.T, a *Authenticator) {
-			installPair(t, a.dir, newPair(t, nil))
+			plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil))
 			a.invalid, a.provider = &Failure{Configuration, "mend it", errors.New("line 3: nonsense")}, nil
 		}, StateFailing, 41, "the configuration is wrong: line 3: nonsense"},
-		"expired": {func(t *testing.T, a *Authenticator) { installPair(t, a.dir, duePair(t, 0)) }, StateExpired, 42, "; no request can be filed"},
+		"expired": {func(t *testing.T, a *Authenticator) { plugintest.InstallPair(t, a.dir, duePair(t, 0)) }, StateExpired, 42, "; no request can be filed"},
 		"expired, and failing": {func(t *testing.T, a *Authenticator) {
-			installPair(t, a.dir, duePair(t, 0))
-			putRecord(t, a, failedWith(NoBootstrap, noon))
+			plugintest.InstallPair(t, a.dir, duePair(t, 0))
+			putRecord(t, a, failedWith(NoBootstrap, plugintest.Noon))
 		}, StateExpired, 42, "NoBootstrapCredential, 3 in a row"},
-		"nothing there":  {func(*testing.T, *Authenticator) {}, StateNone, 43, "no such file"},
-		"damaged":        {func(t *testing.T, a *Authenticator) { put(t, a.dir, cache.CurrentFile, []byte("hunter2"), 0o600) }, StateNone, 43, "no certificate"},
-		"another node's": {func(t *testing.T, a *Authenticator) { installPair(t, a.dir, newPair(t, ofNode("b"))) }, StateNone, 43, `it is for node "b"`},
+		"nothing there": {func(*testing.T, *Authenticator) {}, StateNone, 43, "no such file"},
+		"damaged": {func(t *testing.T, a *Authenticator) {
+			plugintest.Put(t, a.dir, cache.CurrentFile, []byte("hunter2"), 0o600)
+		}, StateNone, 43, "no certificate"},
+		"another node's": {func(t *testing.T, a *Authenticator) {
+			plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, ofNode("b")))
+		}, StateNone, 43, `it is for node "b"`},
 		"nothing, and a wrong configuration": {func(_ *testing.T, a *Authenticator) {
 			a.invalid, a.provider = &Failure{Configuration, "mend it", errors.New("line 3: nonsense")}, nil
 		}, StateNone, 43, "line 3: nonsense"},
 		"a directory that others may write": {func(t *testing.T, a *Authenticator) {
-			installPair(t, a.dir, newPair(t, nil))
+			plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil))
 			if err := os.Chmod(a.dir.Path(), 0o777); err != nil {
 				t.Fatal(err)
 			}
@@ -190,7 +195,7 @@ func TestOverviewStates(t *testing.T) {
 			if err := o.Failure(); c.code == 0 && err != nil || c.code != 0 && (err == nil || AsFailure(err).Reason.Code() != c.code) {
 				t.Errorf("%v, want exit code %d", err, c.code)
 			}
-			if problem := notOneLine(o.Message); problem != "" {
+			if problem := plugintest.NotOneLine(o.Message); problem != "" {
 				t.Errorf("the message %s: %q", problem, o.Message)
 			}
 			data, err := json.Marshal(o)
@@ -206,7 +211,7 @@ func TestOverviewShowsEachFile(t *testing.T) {
 	a := testAuthenticator(t)
 	pair := justDue(t, a)
 	pair.Origin = &cache.Origin{Server: "https://cluster.example.com"}
-	installPair(t, a.dir, pair)
+	plugintest.InstallPair(t, a.dir, pair)
 	now := a.now()
 	putRecord(t, a, failedWith(APIUnreachable, now.Add(-time.Minute)))
 	putRecord(t, a, pendingSince(now.Add(-90*time.Second), "uid"))
@@ -222,9 +227,9 @@ func TestOverviewShowsEachFile(t *testing.T) {
 	if err := lock.NameWorker(self); err != nil {
 		t.Fatal(err)
 	}
-	before := snapshot(t, filepath.Dir(a.dir.Path()))
+	before := plugintest.Snapshot(t, filepath.Dir(a.dir.Path()))
 	o := a.Overview()
-	if after := snapshot(t, filepath.Dir(a.dir.Path())); after != before {
+	if after := plugintest.Snapshot(t, filepath.Dir(a.dir.Path())); after != before {
 		t.Errorf("it changed\n%s\nto\n%s", before, after)
 	}
 	second := time.Second
@@ -232,8 +237,8 @@ func TestOverviewShowsEachFile(t *testing.T) {
 		State: StateFailing, Message: o.Message, Hint: "mend it", Time: now.Truncate(second), NodeName: "a", Provider: "fake", SignerName: "example.com/signer",
 		Certificate: &CertificateOverview{
 			File: a.dir.File(cache.CurrentFile), Subject: "CN=system:node:a,O=system:nodes", Serial: "1", Issuer: "CN=system:node:a,O=system:nodes",
-			Fingerprint: pair.Fingerprint(), Server: "https://cluster.example.com", NotBefore: noon.Add(-12 * time.Hour), NotAfter: noon.Add(12 * time.Hour),
-			RemainingSeconds: int64(noon.Add(12*time.Hour).Sub(now) / second), RenewAt: nodestate.RenewAt(pair.Leaf).UTC().Truncate(second), Due: "its lifetime is nearly over",
+			Fingerprint: pair.Fingerprint(), Server: "https://cluster.example.com", NotBefore: plugintest.Noon.Add(-12 * time.Hour), NotAfter: plugintest.Noon.Add(12 * time.Hour),
+			RemainingSeconds: int64(plugintest.Noon.Add(12*time.Hour).Sub(now) / second), RenewAt: nodestate.RenewAt(pair.Leaf).UTC().Truncate(second), Due: "its lifetime is nearly over",
 		},
 		Worker: WorkerOverview{Running: true, PID: os.Getpid(), AgeSeconds: o.Worker.AgeSeconds},
 		LastRun: &LastRunOverview{
@@ -281,7 +286,7 @@ func TestOverviewNextCredential(t *testing.T) {
 }
 
 // ekProvider is a provider with an EK.
-type ekProvider struct{ fakeProvider }
+type ekProvider struct{ plugintest.Provider }
 
 func (ekProvider) Versions() attestation.Versions    { return nil }
 func (ekProvider) EKTemplate(remember string) string { return strings.TrimSuffix(remember, "+x") }
@@ -314,7 +319,7 @@ func TestOverviewNamesTheEK(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pending := pendingSince(noon, "uid")
+	pending := pendingSince(plugintest.Noon, "uid")
 	pending.Requests[0].Hello, pending.Requests[0].Request = true, request
 	putRecord(t, a, pending)
 	o := a.Overview()

@@ -32,6 +32,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 )
@@ -252,12 +253,12 @@ func TestAnswersOfTheAPIServerAreSorted(t *testing.T) {
 		"500":                    {answerStatus(500, metav1.StatusReasonInternalError, "etcd:\nleader changed"), APIUnreachable, "leader changed"},
 		"502 of a load balancer": {answerPage(502), APIUnreachable, ""},
 		"200, but not an object": {http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "<html>\nwelcome\n</html>") }), APIUnreachable, ""},
-		"no answer":              {http.HandlerFunc(hang), APIUnreachable, "no answer in time"},
+		"no answer":              {http.HandlerFunc(plugintest.Hang), APIUnreachable, "no answer in time"},
 		"hangs up":               {http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }), APIUnreachable, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			server, ca := tlsServer(t, c.handler, nil)
+			server, ca := plugintest.TlsServer(t, c.handler, nil)
 			failure := wantFailure(t, classifyAPIError(callAPI(t, server.URL, ca), "whose"), c.want)
 			if !strings.Contains(failure.Error(), c.says) {
 				t.Errorf("it does not say %q: %v", c.says, failure)
@@ -278,7 +279,7 @@ func TestConnectionsThatFailAreSorted(t *testing.T) {
 			ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, IsCA: true, BasicConstraintsValid: true,
 		}
 		change(template)
-		_, certificate, key := newCertificate(t, template)
+		_, certificate, key := plugintest.NewCertificate(t, template)
 		pair, err := tls.X509KeyPair(certificate, key)
 		if err != nil {
 			t.Fatal(err)
@@ -294,7 +295,7 @@ func TestConnectionsThatFailAreSorted(t *testing.T) {
 		want   Reason
 	}{
 		"reached":       {change: func(*x509.Certificate) {}, want: bootstrapRefused},
-		"another CA":    {change: func(*x509.Certificate) {}, ca: newCA(t), want: apiUntrusted},
+		"another CA":    {change: func(*x509.Certificate) {}, ca: plugintest.NewCA(t), want: apiUntrusted},
 		"another name":  {change: func(c *x509.Certificate) { c.IPAddresses = []net.IP{net.IPv4(10, 0, 0, 1)} }, want: apiUntrusted},
 		"no server's":   {change: func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }, want: apiUntrusted},
 		"expired":       {change: func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) }, want: apiUntrusted},
@@ -307,7 +308,7 @@ func TestConnectionsThatFailAreSorted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			start, own := certificate(c.change)
-			server, _ := tlsServer(t, answer, start)
+			server, _ := plugintest.TlsServer(t, answer, start)
 			ca := c.ca
 			if ca == nil {
 				ca = own
@@ -325,7 +326,7 @@ func TestConnectionsThatFailAreSorted(t *testing.T) {
 		if err := listener.Close(); err != nil {
 			t.Fatal(err)
 		}
-		failure := wantFailure(t, classifyAPIError(callAPI(t, address, newCA(t)), "whose"), APIUnreachable)
+		failure := wantFailure(t, classifyAPIError(callAPI(t, address, plugintest.NewCA(t)), "whose"), APIUnreachable)
 		if !strings.Contains(failure.Error(), "refused") || !strings.Contains(failure.Error(), address) {
 			t.Errorf("it does not say who refused: %v", failure)
 		}
@@ -334,18 +335,18 @@ func TestConnectionsThatFailAreSorted(t *testing.T) {
 		t.Parallel()
 		server := httptest.NewServer(answer)
 		t.Cleanup(server.Close)
-		_ = wantFailure(t, classifyAPIError(callAPI(t, strings.Replace(server.URL, "http:", "https:", 1), newCA(t)), "whose"), APIUnreachable)
+		_ = wantFailure(t, classifyAPIError(callAPI(t, strings.Replace(server.URL, "http:", "https:", 1), plugintest.NewCA(t)), "whose"), APIUnreachable)
 	})
 	t.Run("no such name", func(t *testing.T) {
 		t.Parallel()
-		_ = wantFailure(t, classifyAPIError(callAPI(t, "https://kube-apiserver.invalid:6443", newCA(t)), "whose"), APIUnreachable)
+		_ = wantFailure(t, classifyAPIError(callAPI(t, "https://kube-apiserver.invalid:6443", plugintest.NewCA(t)), "whose"), APIUnreachable)
 	})
 }
 
 // A password in the server's URL must not end in a log.
 func TestFailureDoesNotShowAPassword(t *testing.T) {
 	t.Parallel()
-	err := callAPI(t, "https://user:hunter2@127.0.0.1:1", newCA(t))
+	err := callAPI(t, "https://user:hunter2@127.0.0.1:1", plugintest.NewCA(t))
 	for _, text := range []string{classifyAPIError(err, "whose").Error(), classifyAPIError(errors.Join(err, bytes.ErrTooLarge), "whose").Error()} {
 		if strings.Contains(text, "hunter2") {
 			t.Errorf("it does: %s", text)

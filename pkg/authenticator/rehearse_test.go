@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
@@ -105,7 +106,7 @@ func TestCredentialOfARehearsal(t *testing.T) {
 		t.Fatal(err)
 	}
 	kubeletOf := func(node string) string {
-		pair := newPair(t, func(c *x509.Certificate) { c.Subject.CommonName = node })
+		pair := plugintest.NewPair(t, func(c *x509.Certificate) { c.Subject.CommonName = node })
 		user := "client-certificate-data: " + base64Of(pair.Chain) + "\n    client-key-data: " + base64Of(pair.Key)
 		return writeFile(t, t.TempDir(), "kubelet.conf", strings.Replace(string(bootstrap), "token: abc", user, 1))
 	}
@@ -122,9 +123,9 @@ func TestCredentialOfARehearsal(t *testing.T) {
 			t.Errorf("%s: %+v, %v", name, got, err)
 		}
 	}
-	pair := newPair(t, nil)
-	pair.Origin = &cache.Origin{Server: "https://192.0.2.1", CertificateAuthorityData: newCA(t)}
-	installPair(t, n.dir, pair)
+	pair := plugintest.NewPair(t, nil)
+	pair.Origin = &cache.Origin{Server: "https://192.0.2.1", CertificateAuthorityData: plugintest.NewCA(t)}
+	plugintest.InstallPair(t, n.dir, pair)
 	if to, err := n.rehearsalAccess(n.loadStatus(), kubeletOf("system:node:b")); err != nil || !to.Own {
 		t.Errorf("with a certificate: %+v, %v", to, err)
 	}

@@ -17,6 +17,7 @@ import (
 	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 )
 
 // reviewer is an API server that is asked whom it takes a certificate for.
@@ -68,7 +69,7 @@ func (r *reviewer) seen(t *testing.T, certificate []byte) int {
 func reviewed(t *testing.T, answer http.HandlerFunc) (*Authenticator, *reviewer) {
 	t.Helper()
 	api := &reviewer{answer: answer}
-	server, ca := tlsServer(t, api, func(s *httptest.Server) {
+	server, ca := plugintest.TlsServer(t, api, func(s *httptest.Server) {
 		s.TLS = &tls.Config{ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12}
 	})
 	a := testAuthenticator(t)
@@ -93,7 +94,7 @@ func TestOnlyA401MarksTheCertificateAsRejected(t *testing.T) {
 		w.WriteHeader(http.StatusCreated)
 		_, _ = io.WriteString(w, someone[:10])
 		_ = http.NewResponseController(w).Flush()
-		hang(w, r)
+		plugintest.Hang(w, r)
 	}
 	for name, c := range map[string]struct {
 		answer http.HandlerFunc
@@ -117,16 +118,16 @@ func TestOnlyA401MarksTheCertificateAsRejected(t *testing.T) {
 		"503, was rejected":                 {answerCode(503, ""), true, true},
 		"hangs up":                          {hangUp, false, false},
 		"hangs up, was rejected":            {hangUp, true, true},
-		"hangs":                             {hang, false, false},
-		"hangs, was rejected":               {hang, true, true},
+		"hangs":                             {plugintest.Hang, false, false},
+		"hangs, was rejected":               {plugintest.Hang, true, true},
 		"hangs in the middle of its answer": {halfAnswer, false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			a, api := reviewed(t, c.answer)
-			pair := newPair(t, nil)
-			installPair(t, a.dir, pair)
-			asked := note{Parent: asker, Certificate: pair.Fingerprint(), Until: noon.Unix() + 100, Reviewed: noon.Unix() - 60, Rejected: c.was}
+			pair := plugintest.NewPair(t, nil)
+			plugintest.InstallPair(t, a.dir, pair)
+			asked := note{Parent: asker, Certificate: pair.Fingerprint(), Until: plugintest.Noon.Unix() + 100, Reviewed: plugintest.Noon.Unix() - 60, Rejected: c.was}
 			a.note.write(asked)
 			s := a.loadStatus()
 			if strings.HasPrefix(name, "hangs") && !strings.HasPrefix(name, "hangs up") {
@@ -144,7 +145,7 @@ func TestOnlyA401MarksTheCertificateAsRejected(t *testing.T) {
 			if s.rejected != c.want || (s.due != "") != c.want || s.pair == nil {
 				t.Errorf("rejected %v, due %q, pair %v; want rejected %v", s.rejected, s.due, s.pair != nil, c.want)
 			}
-			asked.Reviewed, asked.Rejected = noon.Unix(), c.want
+			asked.Reviewed, asked.Rejected = plugintest.Noon.Unix(), c.want
 			if got := a.note.read(); got != asked {
 				t.Errorf("note %+v, want %+v", got, asked)
 			}
@@ -154,8 +155,8 @@ func TestOnlyA401MarksTheCertificateAsRejected(t *testing.T) {
 
 func TestWhenTheAPIServerIsAsked(t *testing.T) {
 	t.Parallel()
-	pair := newPair(t, nil)
-	early := note{Parent: asker, Certificate: pair.Fingerprint(), Until: noon.Unix() + 1}
+	pair := plugintest.NewPair(t, nil)
+	early := note{Parent: asker, Certificate: pair.Fingerprint(), Until: plugintest.Noon.Unix() + 1}
 	with := func(change func(*note)) note {
 		n := early
 		change(&n)
@@ -168,28 +169,28 @@ func TestWhenTheAPIServerIsAsked(t *testing.T) {
 	}{
 		"the same parent, too early":                     {early, nil, true},
 		"the first time":                                 {note{}, nil, false},
-		"at the time it was given":                       {with(func(n *note) { n.Until = noon.Unix() }), nil, false},
-		"after it":                                       {with(func(n *note) { n.Until = noon.Unix() - 1 }), nil, false},
+		"at the time it was given":                       {with(func(n *note) { n.Until = plugintest.Noon.Unix() }), nil, false},
+		"after it":                                       {with(func(n *note) { n.Until = plugintest.Noon.Unix() - 1 }), nil, false},
 		"another parent":                                 {with(func(n *note) { n.Parent.PID++ }), nil, false},
 		"another parent under the same pid":              {with(func(n *note) { n.Parent.Start++ }), nil, false},
 		"a person":                                       {with(func(n *note) { n.Parent = process.ID{} }), func(a *Authenticator) { a.parent = process.ID{} }, false},
 		"another certificate was printed":                {with(func(n *note) { n.Certificate = "abc" }), nil, false},
 		"another certificate was printed, and rejected":  {with(func(n *note) { n.Certificate, n.Rejected = "abc", true }), nil, false},
-		"asked 59 s ago":                                 {with(func(n *note) { n.Reviewed = noon.Unix() - 59 }), nil, false},
-		"asked just now":                                 {with(func(n *note) { n.Reviewed = noon.Unix() }), nil, false},
-		"asked 60 s ago":                                 {with(func(n *note) { n.Reviewed = noon.Unix() - 60 }), nil, true},
-		"asked before the clock was set back":            {with(func(n *note) { n.Reviewed = noon.Unix() + 3600 }), nil, true},
-		"rejected, in time, asked a minute ago":          {with(func(n *note) { n.Rejected, n.Until, n.Reviewed = true, 0, noon.Unix()-60 }), nil, true},
-		"rejected, another parent, asked a minute ago":   {with(func(n *note) { n.Rejected, n.Parent.Start, n.Reviewed = true, 1, noon.Unix()-60 }), nil, true},
-		"rejected, asked 59 s ago":                       {with(func(n *note) { n.Rejected, n.Reviewed = true, noon.Unix()-59 }), nil, false},
+		"asked 59 s ago":                                 {with(func(n *note) { n.Reviewed = plugintest.Noon.Unix() - 59 }), nil, false},
+		"asked just now":                                 {with(func(n *note) { n.Reviewed = plugintest.Noon.Unix() }), nil, false},
+		"asked 60 s ago":                                 {with(func(n *note) { n.Reviewed = plugintest.Noon.Unix() - 60 }), nil, true},
+		"asked before the clock was set back":            {with(func(n *note) { n.Reviewed = plugintest.Noon.Unix() + 3600 }), nil, true},
+		"rejected, in time, asked a minute ago":          {with(func(n *note) { n.Rejected, n.Until, n.Reviewed = true, 0, plugintest.Noon.Unix()-60 }), nil, true},
+		"rejected, another parent, asked a minute ago":   {with(func(n *note) { n.Rejected, n.Parent.Start, n.Reviewed = true, 1, plugintest.Noon.Unix()-60 }), nil, true},
+		"rejected, asked 59 s ago":                       {with(func(n *note) { n.Rejected, n.Reviewed = true, plugintest.Noon.Unix()-59 }), nil, false},
 		"under a configuration that is wrong":            {early, func(a *Authenticator) { a.invalid = io.EOF }, false},
-		"too early, but there is nothing to ask about":   {early, func(a *Authenticator) { a.now = func() time.Time { return noon.Add(24 * time.Hour) } }, false},
+		"too early, but there is nothing to ask about":   {early, func(a *Authenticator) { a.now = func() time.Time { return plugintest.Noon.Add(24 * time.Hour) } }, false},
 		"too early, and the note is another directory's": {early, func(a *Authenticator) { a.note = newNoteFile(t.TempDir(), "/another") }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			a, api := reviewed(t, answerCode(201, someone))
-			installPair(t, a.dir, pair)
+			plugintest.InstallPair(t, a.dir, pair)
 			a.note.write(c.note)
 			if c.change != nil {
 				c.change(a)
@@ -207,10 +208,10 @@ func TestWhenTheAPIServerIsAsked(t *testing.T) {
 func TestReviewsArePaced(t *testing.T) {
 	t.Parallel()
 	a, api := reviewed(t, answerCode(500, ""))
-	pair := newPair(t, nil)
-	installPair(t, a.dir, pair)
-	a.note.write(note{Parent: asker, Certificate: pair.Fingerprint(), Until: noon.Unix() + 3600})
-	now := noon
+	pair := plugintest.NewPair(t, nil)
+	plugintest.InstallPair(t, a.dir, pair)
+	a.note.write(note{Parent: asker, Certificate: pair.Fingerprint(), Until: plugintest.Noon.Unix() + 3600})
+	now := plugintest.Noon
 	a.now = func() time.Time { return now }
 	for range 1200 { // two minutes of ten requests a second
 		s := a.loadStatus()
@@ -225,9 +226,9 @@ func TestReviewsArePaced(t *testing.T) {
 func TestReviewNeedsAClusterAndIsNoFailureWithoutOne(t *testing.T) {
 	a := testAuthenticator(t)
 	a.parent = asker
-	pair := newPair(t, nil) // without an origin
-	installPair(t, a.dir, pair)
-	a.note.write(note{Parent: asker, Certificate: pair.Fingerprint(), Until: noon.Unix() + 100})
+	pair := plugintest.NewPair(t, nil) // without an origin
+	plugintest.InstallPair(t, a.dir, pair)
+	a.note.write(note{Parent: asker, Certificate: pair.Fingerprint(), Until: plugintest.Noon.Unix() + 100})
 	s := a.loadStatus()
 	a.noticeRejection(t.Context(), &s)
 	if s.rejected || s.due != "" || s.pair == nil {
@@ -238,7 +239,7 @@ func TestReviewNeedsAClusterAndIsNoFailureWithoutOne(t *testing.T) {
 func TestReviewSaysWhom(t *testing.T) {
 	t.Parallel()
 	a, api := reviewed(t, answerCode(201, someone))
-	pair := newPair(t, nil)
+	pair := plugintest.NewPair(t, nil)
 	review, err := a.review(t.Context(), pair)
 	if err != nil || review.Username != "system:node:a" || review.Status != 201 {
 		t.Errorf("%+v, %v", review, err)

@@ -15,6 +15,7 @@ import (
 	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
@@ -27,14 +28,14 @@ func TestRenewReplacesACertificate(t *testing.T) {
 		"usual":     func(a *Authenticator) { a.checkInterval = time.Hour },
 		"no checks": func(a *Authenticator) { a.checkInterval = 0 },
 		"in a pause": func(a *Authenticator) {
-			writeState(t, a, &cache.State{Failures: 3, NextAttempt: noon.Add(time.Hour), Last: &cache.Result{Reason: string(RequestDenied), Finished: noon}})
+			writeState(t, a, &cache.State{Failures: 3, NextAttempt: plugintest.Noon.Add(time.Hour), Last: &cache.Result{Reason: string(RequestDenied), Finished: plugintest.Noon}})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			a := clusteredAuthenticator(t)
-			old, fresh := newPair(t, nil), newPair(t, func(c *x509.Certificate) { c.NotAfter = noon.Add(48 * time.Hour) })
-			installPair(t, a.dir, old)
+			old, fresh := plugintest.NewPair(t, nil), plugintest.NewPair(t, func(c *x509.Certificate) { c.NotAfter = plugintest.Noon.Add(48 * time.Hour) })
+			plugintest.InstallPair(t, a.dir, old)
 			arrange(a)
 			install := workerThatInstalls(t, a, fresh, 0)
 			var due string
@@ -59,10 +60,10 @@ func TestRenewReturnsTheFailure(t *testing.T) {
 			t.Parallel()
 			a := clusteredAuthenticator(t)
 			if held {
-				installPair(t, a.dir, newPair(t, nil))
+				plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil))
 			}
-			denied := &cache.Result{Reason: string(RequestDenied), Message: "denied before", Finished: noon}
-			writeState(t, a, &cache.State{Failures: 2, Refusals: 2, NextAttempt: noon.Add(time.Hour), Last: denied})
+			denied := &cache.Result{Reason: string(RequestDenied), Message: "denied before", Finished: plugintest.Noon}
+			writeState(t, a, &cache.State{Failures: 2, Refusals: 2, NextAttempt: plugintest.Noon.Add(time.Hour), Last: denied})
 			starts := 0
 			a.startWorker = func() (process.ID, error) {
 				starts++
@@ -88,14 +89,14 @@ func TestRenewReturnsTheFailure(t *testing.T) {
 func TestRenewNeedsACredential(t *testing.T) {
 	t.Parallel()
 	a := clusteredAuthenticator(t)
-	a.provider = fakeProvider{signer: "example.com/signer"} // it does not renew, and there is no bootstrap kubeconfig
-	installPair(t, a.dir, newPair(t, nil))
-	before := snapshot(t, a.dir.Path())
+	a.provider = plugintest.Provider{Signer: "example.com/signer"} // it does not renew, and there is no bootstrap kubeconfig
+	plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil))
+	before := plugintest.Snapshot(t, a.dir.Path())
 	_, err := a.Renew(t.Context(), time.Minute, func(error) {})
 	if failure := AsFailure(err); failure.Reason != NoBootstrap {
 		t.Errorf("%v", failure)
 	}
-	if after := snapshot(t, a.dir.Path()); after != before {
+	if after := plugintest.Snapshot(t, a.dir.Path()); after != before {
 		t.Errorf("it changed\n%s\nto\n%s", before, after)
 	}
 }
@@ -115,7 +116,7 @@ func TestRenewJoinsAWorker(t *testing.T) {
 	if err := lock.NameWorker(self); err != nil {
 		t.Fatal(err)
 	}
-	fresh := newPair(t, nil)
+	fresh := plugintest.NewPair(t, nil)
 	done := make(chan error)
 	go func() {
 		defer lock.Unlock()
@@ -139,27 +140,27 @@ func TestAskForRenewal(t *testing.T) {
 	}{
 		"announced": {func(t *testing.T, a *Authenticator, pair *cache.Pair) {
 			writeState(t, a, &cache.State{Announcement: &cache.Announcement{
-				Exists: true, Certificate: pair.Fingerprint(), Checked: noon, Renewal: &cache.Renewal{Name: "rotate", IssuedBefore: noon, DueAt: noon.Add(time.Hour)},
+				Exists: true, Certificate: pair.Fingerprint(), Checked: plugintest.Noon, Renewal: &cache.Renewal{Name: "rotate", IssuedBefore: plugintest.Noon, DueAt: plugintest.Noon.Add(time.Hour)},
 			}})
 		}, "rotate", false},
 		"another certificate's": {func(t *testing.T, a *Authenticator, _ *cache.Pair) {
 			writeState(t, a, &cache.State{Announcement: &cache.Announcement{
-				Exists: true, Certificate: "other", Checked: noon, Renewal: &cache.Renewal{Name: "rotate", IssuedBefore: noon, DueAt: noon.Add(time.Hour)},
+				Exists: true, Certificate: "other", Checked: plugintest.Noon, Renewal: &cache.Renewal{Name: "rotate", IssuedBefore: plugintest.Noon, DueAt: plugintest.Noon.Add(time.Hour)},
 			}})
 		}, askedRenewal, false},
 		"damaged": {func(t *testing.T, a *Authenticator, _ *cache.Pair) {
-			put(t, a.dir, cache.StateFile, []byte("{"), 0o600)
+			plugintest.Put(t, a.dir, cache.StateFile, []byte("{"), 0o600)
 		}, askedRenewal, true},
 		"replaced meanwhile": {func(t *testing.T, a *Authenticator, _ *cache.Pair) {
-			installPair(t, a.dir, newPair(t, nil))
+			plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil))
 		}, "", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			a := clusteredAuthenticator(t)
 			a.checkInterval = time.Hour
-			pair := newPair(t, nil)
-			installPair(t, a.dir, pair)
+			pair := plugintest.NewPair(t, nil)
+			plugintest.InstallPair(t, a.dir, pair)
 			before := a.loadStatus()
 			c.arrange(t, a, pair)
 			if name == "announced" { // it is known when the command starts
@@ -188,6 +189,6 @@ func TestAskForRenewal(t *testing.T) {
 func clusteredAuthenticator(t *testing.T) *Authenticator {
 	t.Helper()
 	a := testAuthenticator(t)
-	a.exec = ExecInfo{APIVersion: execV1, Cluster: &clientauthentication.Cluster{Server: "https://127.0.0.1:1", CertificateAuthorityData: newCA(t)}}
+	a.exec = ExecInfo{APIVersion: execV1, Cluster: &clientauthentication.Cluster{Server: "https://127.0.0.1:1", CertificateAuthorityData: plugintest.NewCA(t)}}
 	return a
 }

@@ -27,6 +27,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
@@ -36,7 +37,7 @@ import (
 
 // fakeChallenger is a Challenger of which each test replaces what it is about.
 type fakeChallenger struct {
-	fakeProvider
+	plugintest.Provider
 	versions attestation.Versions
 	hello    func(context.Context, provider.Request) (document []byte, remember string, err error)
 	evidence func(context.Context, provider.Request) ([]byte, error)
@@ -60,8 +61,8 @@ func (p *fakeChallenger) Evidence(ctx context.Context, request provider.Request)
 // newChallenger returns one that accepts fake/v3 to fake/v1 and has no trouble.
 func newChallenger() *fakeChallenger {
 	return &fakeChallenger{
-		fakeProvider: fakeProvider{renews: true, signer: "example.com/signer"},
-		versions:     attestation.Versions{"fake/v3", "fake/v2", "fake/v1"},
+		Provider: plugintest.Provider{CanRenew: true, Signer: "example.com/signer"},
+		versions: attestation.Versions{"fake/v3", "fake/v2", "fake/v1"},
 		hello: func(_ context.Context, request provider.Request) ([]byte, string, error) {
 			return fmt.Appendf(nil, `{"version":%q,"kind":"hello"}`, request.Version), "ek", nil
 		},
@@ -214,7 +215,7 @@ func set(kind certificatesv1.RequestConditionType, reason string) func(int, *csr
 
 func deny(reason string) func(int, *csrObject) { return set(certificatesv1.CertificateDenied, reason) }
 
-func remove(_ int, o *csrObject) { o.DeletionTimestamp = &metav1.Time{Time: noon} }
+func remove(_ int, o *csrObject) { o.DeletionTimestamp = &metav1.Time{Time: plugintest.Noon} }
 
 // testNode is node "a" with a provider that is challenged, before an API server with a controller.
 // The controller has no objections.
@@ -228,9 +229,9 @@ type testNode struct {
 
 func newNode(t *testing.T) *testNode {
 	t.Helper()
-	n := &testNode{Authenticator: testAuthenticator(t), t: t, tpm: newChallenger(), time: noon}
+	n := &testNode{Authenticator: testAuthenticator(t), t: t, tpm: newChallenger(), time: plugintest.Noon}
 	n.api = &controller{registry: registry{t: t, slow: true}, decided: map[string]bool{}, hello: challenge, proof: n.issue}
-	server, ca := tlsServer(t, n.api, nil)
+	server, ca := plugintest.TlsServer(t, n.api, nil)
 	seconds := int32(7200)
 	n.provider, n.expirationSeconds, n.providerID = n.tpm, &seconds, "x://y"
 	n.bootstrapKubeconfig = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(server.URL, ca), "token: abc"))
@@ -330,7 +331,7 @@ func (n *testNode) wantState(reason Reason, pause backOff) *cache.State {
 	if state.Last.Reason != string(reason) {
 		n.t.Errorf("reason %s, want %s: %s", state.Last.Reason, reason, state.Last.Message)
 	}
-	if problem := notOneLine(state.Last.Message); problem != "" {
+	if problem := plugintest.NotOneLine(state.Last.Message); problem != "" {
 		n.t.Errorf("the message %s: %.200q", problem, state.Last.Message)
 	}
 	least := map[backOff]time.Duration{soon: soonFirst, busy: busyFirst, later: laterFirst}[pause]
@@ -1085,7 +1086,7 @@ func TestProviderGetsBackWhatLedToTheLastCertificate(t *testing.T) {
 	}{
 		{"the first is denied", "a", func() { n.api.hello = deny("Policy") }, RequestDenied, "", ""},
 		{"its proof is denied", "b", func() { n.api.proof = deny("Policy") }, RequestDenied, "", ""},
-		{"it is of no use", "c", func() { n.api.proof = func(_ int, o *csrObject) { o.Status.Certificate = newCA(t) } }, certificateUnusable, "", ""},
+		{"it is of no use", "c", func() { n.api.proof = func(_ int, o *csrObject) { o.Status.Certificate = plugintest.NewCA(t) } }, certificateUnusable, "", ""},
 		{"it is installed", "d", nil, "", "", "d"},
 		{"the next is denied", "e", func() { n.api.proof = deny("Policy") }, RequestDenied, "d", "d"},
 		{"the provider fails", "f", func() { n.tpm.evidence = broken }, attestationFailed, "d", "d"},
@@ -1263,7 +1264,7 @@ func TestKilledAfterInstallingStillRemembers(t *testing.T) {
 // of another provider's.
 func TestStateOfAnotherReleaseStillRemembers(t *testing.T) {
 	n := newNode(t)
-	put(t, n.dir, cache.StateFile, []byte(`{"version":1,"remembered":{"fake":"ek","other":"x"},"added":true}`), 0o600)
+	plugintest.Put(t, n.dir, cache.StateFile, []byte(`{"version":1,"remembered":{"fake":"ek","other":"x"},"added":true}`), 0o600)
 	n.tpm.hello = func(context.Context, provider.Request) ([]byte, string, error) {
 		return []byte(`{"version":"fake/v3"}`), "new", nil
 	}
@@ -1461,7 +1462,7 @@ func TestPendingFileOfTheEarlierFormat(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
 			challenged := n.provider
-			n.provider = fakeProvider{renews: true, signer: "example.com/signer"}
+			n.provider = plugintest.Provider{CanRenew: true, Signer: "example.com/signer"}
 			n.api.proof = func(int, *csrObject) {}
 			mustFail(t, n.work(), WaitingForSigner)
 			old := n.pending()
@@ -1490,7 +1491,7 @@ func TestPendingFileOfTheEarlierFormat(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			put(t, n.dir, cache.PendingFile, data, 0o600)
+			plugintest.Put(t, n.dir, cache.PendingFile, data, 0o600)
 			n.provider = challenged
 			n.api.mu.Lock()
 			n.api.proof = n.issue
@@ -1515,7 +1516,7 @@ func TestPendingFileOfTheEarlierFormat(t *testing.T) {
 	// Denied for what ends a challenge, it had none: nothing would be better the next time.
 	t.Run("denied as expired", func(t *testing.T) {
 		n := newNode(t)
-		n.provider = fakeProvider{renews: true, signer: "example.com/signer"}
+		n.provider = plugintest.Provider{CanRenew: true, Signer: "example.com/signer"}
 		n.api.proof = deny(attestation.ReasonExpired)
 		mustFail(t, n.work(), RequestDenied)
 		n.wantFiled(0, 1)
@@ -1526,7 +1527,7 @@ func TestPendingFileOfTheEarlierFormat(t *testing.T) {
 func TestDryRunShowsTheHello(t *testing.T) {
 	n := newNode(t)
 	writeState(t, n.Authenticator, &cache.State{Remembered: map[string]string{"fake": "ek", "other": "x"}})
-	before := snapshot(t, n.dir.Path())
+	before := plugintest.Snapshot(t, n.dir.Path())
 	report := n.DryRun(t.Context())
 	if report.Failure != nil {
 		t.Fatal(report.Failure)
@@ -1540,7 +1541,7 @@ func TestDryRunShowsTheHello(t *testing.T) {
 	if got := n.tpm.hellos; len(got) != 1 || got[0].Remembered != "ek" || got[0].Version != "fake/v3" || got[0].SignerName != "example.com/signer" || len(n.tpm.proofs) > 0 {
 		t.Errorf("asked for %+v", got)
 	}
-	if after := snapshot(t, n.dir.Path()); after != before {
+	if after := plugintest.Snapshot(t, n.dir.Path()); after != before {
 		t.Errorf("it wrote:\n%s\nbefore:\n%s", after, before)
 	}
 }
@@ -1599,7 +1600,7 @@ func newDeniedNode(t *testing.T) *testNode {
 			challenge(i, o)
 		}
 	}
-	installPair(t, n.dir, newPair(t, dueSoon))
+	plugintest.InstallPair(t, n.dir, plugintest.NewPair(t, dueSoon))
 	n.exec = execOf(t, n)
 	return n
 }
@@ -1663,17 +1664,21 @@ func execOf(t *testing.T, n *testNode) ExecInfo {
 // A clock that is evidently wrong takes no certificate away.
 func TestCertificateThatIsEarly(t *testing.T) {
 	t.Parallel()
-	early := func(c *x509.Certificate) { c.NotBefore, c.NotAfter = noon.Add(3*time.Hour), noon.Add(4*time.Hour) }
+	early := func(c *x509.Certificate) {
+		c.NotBefore, c.NotAfter = plugintest.Noon.Add(3*time.Hour), plugintest.Noon.Add(4*time.Hour)
+	}
 	for name, c := range map[string]struct {
 		held  func(*x509.Certificate) // nil: there is none
 		built time.Time
 		taken bool
 	}{
-		"the first":                             {nil, time.Time{}, true},
-		"after one that is valid":               {dueSoon, noon.Add(-time.Hour), false},
-		"after one that is early, too":          {func(c *x509.Certificate) { c.NotBefore, c.NotAfter = noon.Add(time.Hour), noon.Add(2*time.Hour) }, time.Time{}, true},
-		"the clock is before the build":         {dueSoon, noon.Add(time.Hour), true},
-		"the clock is a second after the build": {dueSoon, noon.Add(-time.Second), false},
+		"the first":               {nil, time.Time{}, true},
+		"after one that is valid": {dueSoon, plugintest.Noon.Add(-time.Hour), false},
+		"after one that is early, too": {func(c *x509.Certificate) {
+			c.NotBefore, c.NotAfter = plugintest.Noon.Add(time.Hour), plugintest.Noon.Add(2*time.Hour)
+		}, time.Time{}, true},
+		"the clock is before the build":         {dueSoon, plugintest.Noon.Add(time.Hour), true},
+		"the clock is a second after the build": {dueSoon, plugintest.Noon.Add(-time.Second), false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
@@ -1683,8 +1688,8 @@ func TestCertificateThatIsEarly(t *testing.T) {
 			}
 			var held *cache.Pair
 			if c.held != nil {
-				held = newPair(t, c.held)
-				installPair(t, n.dir, held)
+				held = plugintest.NewPair(t, c.held)
+				plugintest.InstallPair(t, n.dir, held)
 				rejectedNote(n.Authenticator, held) // so that it is to be replaced
 			}
 			err := n.work()
@@ -1713,7 +1718,7 @@ func TestCertificateThatIsEarly(t *testing.T) {
 // A certificate that has ended, and nothing to get another with: it may be the clock that is wrong.
 func TestEndedCertificateNamesBothTimes(t *testing.T) {
 	n := newNode(t)
-	installPair(t, n.dir, newPair(t, func(c *x509.Certificate) { c.NotAfter = noon.Add(-time.Hour) }))
+	plugintest.InstallPair(t, n.dir, plugintest.NewPair(t, func(c *x509.Certificate) { c.NotAfter = plugintest.Noon.Add(-time.Hour) }))
 	n.bootstrapKubeconfig += ".none"
 	failure := wantFailure(t, n.work(), NoBootstrap)
 	for _, says := range []string{"expired at 2026-11-20T11:00:00Z", "clock says 2026-11-20T12:00:00Z", "no bootstrap kubeconfig"} {
@@ -1729,7 +1734,7 @@ func TestEndedCertificateNamesBothTimes(t *testing.T) {
 // An API server's certificate that has not begun blames the clock if that is evidently wrong.
 func TestClockBeforeTheBuildIsBlamed(t *testing.T) {
 	expired := classifyAPIError(x509.CertificateInvalidError{Reason: x509.Expired}, "whose")
-	for built, want := range map[time.Time]Reason{noon.Add(time.Hour): clockWrong, noon: apiUntrusted, {}: apiUntrusted} {
+	for built, want := range map[time.Time]Reason{plugintest.Noon.Add(time.Hour): clockWrong, plugintest.Noon: apiUntrusted, {}: apiUntrusted} {
 		a := testAuthenticator(t)
 		a.built = built
 		mustFail(t, a.blameClock(expired), want)

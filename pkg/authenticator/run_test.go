@@ -21,6 +21,7 @@ import (
 	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
@@ -37,7 +38,7 @@ func printed(t testing.TB, answer *Answer) clientauthentication.ExecCredentialSt
 
 // dueSoon makes a certificate that is due at noon.
 func dueSoon(c *x509.Certificate) {
-	c.NotBefore, c.NotAfter = noon.Add(-95*time.Minute), noon.Add(5*time.Minute)
+	c.NotBefore, c.NotAfter = plugintest.Noon.Add(-95*time.Minute), plugintest.Noon.Add(5*time.Minute)
 }
 
 // workerThat pretends that a detached worker, which is this very process, does something. The test
@@ -60,20 +61,20 @@ func workerThat(t testing.TB, does func()) func() (process.ID, error) {
 // is closed.
 func TestRunPrintsAValidCertificateAndDoesNothingElse(t *testing.T) {
 	a := testAuthenticator(t)
-	pair := newPair(t, nil)
-	installPair(t, a.dir, pair)
-	before := snapshot(t, a.dir.Path())
+	pair := plugintest.NewPair(t, nil)
+	plugintest.InstallPair(t, a.dir, pair)
+	before := plugintest.Snapshot(t, a.dir.Path())
 	first, err := a.Run(t.Context())
 	if err != nil || len(first.Remarks) > 0 {
 		t.Fatalf("%v, %v", first.Remarks, err)
 	}
-	now := noon.Add(4*time.Hour + 3*time.Millisecond)
+	now := plugintest.Noon.Add(4*time.Hour + 3*time.Millisecond)
 	a.now = func() time.Time { return now }
 	second, err := a.Run(t.Context())
 	if err != nil || !bytes.Equal(first.Credential, second.Credential) {
 		t.Errorf("hours later it prints something else: %v", err)
 	}
-	if after := snapshot(t, a.dir.Path()); after != before {
+	if after := plugintest.Snapshot(t, a.dir.Path()); after != before {
 		t.Errorf("it left something behind:\n%s\nnow\n%s", before, after)
 	}
 	status := printed(t, first)
@@ -84,8 +85,8 @@ func TestRunPrintsAValidCertificateAndDoesNothingElse(t *testing.T) {
 
 func TestRunNotesWhatItPrintedForAParentOnly(t *testing.T) {
 	a := testAuthenticator(t)
-	pair := newPair(t, nil)
-	installPair(t, a.dir, pair)
+	pair := plugintest.NewPair(t, nil)
+	plugintest.InstallPair(t, a.dir, pair)
 	if _, err := a.Run(t.Context()); err != nil || a.note.read() != (note{}) {
 		t.Errorf("a person's call was noted: %+v, %v", a.note.read(), err)
 	}
@@ -103,7 +104,7 @@ func TestRunNotesWhatItPrintedForAParentOnly(t *testing.T) {
 // A renewal that comes to nothing costs the node nothing: no request waits for it.
 func TestRunPrintsTheOldCertificateWhileARenewalFails(t *testing.T) {
 	t.Parallel()
-	failure := &cache.State{Failures: 1, NextAttempt: noon.Add(time.Minute), Last: &cache.Result{Reason: string(RequestDenied), Message: "denied", Hint: "ask", Finished: noon}}
+	failure := &cache.State{Failures: 1, NextAttempt: plugintest.Noon.Add(time.Minute), Last: &cache.Result{Reason: string(RequestDenied), Message: "denied", Hint: "ask", Finished: plugintest.Noon}}
 	for name, c := range map[string]struct {
 		prepare func(t *testing.T, a *Authenticator)
 		remark  string // empty: nothing has failed
@@ -113,7 +114,7 @@ func TestRunPrintsTheOldCertificateWhileARenewalFails(t *testing.T) {
 		"the worker hangs, and the last one was denied": {func(t *testing.T, a *Authenticator) {
 			a.startWorker = workerThat(t, func() {})
 			past := *failure
-			past.NextAttempt = noon
+			past.NextAttempt = plugintest.Noon
 			writeState(t, a, &past)
 		}, "denied"},
 		"the last one was denied a moment ago": {func(t *testing.T, a *Authenticator) { writeState(t, a, failure) }, "denied (next attempt in 1m0s)"},
@@ -132,8 +133,8 @@ func TestRunPrintsTheOldCertificateWhileARenewalFails(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := testAuthenticator(t)
-			pair := newPair(t, dueSoon)
-			installPair(t, a.dir, pair)
+			pair := plugintest.NewPair(t, dueSoon)
+			plugintest.InstallPair(t, a.dir, pair)
 			c.prepare(t, a)
 			began := time.Now()
 			answer, err := a.Run(t.Context())
@@ -147,7 +148,7 @@ func TestRunPrintsTheOldCertificateWhileARenewalFails(t *testing.T) {
 			if status.ClientCertificateData != string(pair.Chain) {
 				t.Error("another certificate was printed")
 			}
-			if until := status.ExpirationTimestamp.Sub(noon); until <= 0 || until > 31*time.Second {
+			if until := status.ExpirationTimestamp.Sub(plugintest.Noon); until <= 0 || until > 31*time.Second {
 				t.Errorf("client-go asks again after %v", until)
 			}
 			if remarks := fmt.Sprint(answer.Remarks); c.remark == "" && len(answer.Remarks) > 0 || c.remark != "" && (len(answer.Remarks) != 1 || !strings.Contains(remarks, "nearly over") || !strings.Contains(remarks, c.remark)) {
@@ -160,7 +161,7 @@ func TestRunPrintsTheOldCertificateWhileARenewalFails(t *testing.T) {
 // Another run holds the lock while it starts the worker. That is no failure.
 func TestRunBesideOneThatStartsTheWorker(t *testing.T) {
 	a := testAuthenticator(t)
-	installPair(t, a.dir, newPair(t, dueSoon))
+	plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, dueSoon))
 	self, err := process.Of(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
@@ -199,7 +200,7 @@ func workerThatInstalls(t *testing.T, a *Authenticator, fresh *cache.Pair, after
 func TestRunWaitsOnlyIfTheCertificateIsNoUse(t *testing.T) {
 	t.Parallel()
 	endsIn := func(left time.Duration) func(*x509.Certificate) {
-		return func(c *x509.Certificate) { c.NotAfter = noon.Add(left) }
+		return func(c *x509.Certificate) { c.NotAfter = plugintest.Noon.Add(left) }
 	}
 	const worker = 50 * time.Millisecond // is how long it takes
 	for name, c := range map[string]struct {
@@ -217,15 +218,15 @@ func TestRunWaitsOnlyIfTheCertificateIsNoUse(t *testing.T) {
 			a := testAuthenticator(t)
 			var old *cache.Pair
 			if c.old != nil {
-				old = newPair(t, c.old)
-				installPair(t, a.dir, old)
+				old = plugintest.NewPair(t, c.old)
+				plugintest.InstallPair(t, a.dir, old)
 			}
 			if name == "one that others could read" {
 				if err := os.Chmod(a.dir.File(cache.CurrentFile), 0o644); err != nil {
 					t.Fatal(err)
 				}
 			}
-			fresh := newPair(t, nil)
+			fresh := plugintest.NewPair(t, nil)
 			a.startWorker = workerThatInstalls(t, a, fresh, worker)
 			answer, err := a.Run(t.Context())
 			if err != nil || len(answer.Remarks) > 0 {
@@ -239,7 +240,7 @@ func TestRunWaitsOnlyIfTheCertificateIsNoUse(t *testing.T) {
 			if status.ClientCertificateData != string(want.Chain) {
 				t.Error("another certificate was printed")
 			}
-			if until := status.ExpirationTimestamp.Sub(noon); !c.waits && until > 31*time.Second {
+			if until := status.ExpirationTimestamp.Sub(plugintest.Noon); !c.waits && until > 31*time.Second {
 				t.Errorf("client-go asks for the new one after %v", until)
 			}
 			// the worker ends before its directory
@@ -257,7 +258,7 @@ func TestRunThatWaitsReadsLittle(t *testing.T) {
 	a.waitTimeout = statusInterval + statusInterval/2
 	a.startWorker = workerThat(t, func() {})
 	reads := 0
-	a.now = func() time.Time { reads++; return noon }
+	a.now = func() time.Time { reads++; return plugintest.Noon }
 	_, err := a.Run(t.Context())
 	mustFail(t, err, WorkerUnavailable)
 	if reads > 20 {
@@ -272,7 +273,7 @@ func TestRunReturnsTheWorkersFailure(t *testing.T) {
 	a.startWorker = workerThat(t, func() {
 		lock, err := a.dir.WaitLock(t.Context())
 		if err == nil {
-			err = lock.SetState(&cache.State{Failures: 1, Last: &cache.Result{Reason: string(RequestDenied), Message: "denied by x", Hint: "ask x", Finished: noon}, NextAttempt: noon.Add(30 * time.Second)})
+			err = lock.SetState(&cache.State{Failures: 1, Last: &cache.Result{Reason: string(RequestDenied), Message: "denied by x", Hint: "ask x", Finished: plugintest.Noon}, NextAttempt: plugintest.Noon.Add(30 * time.Second)})
 			err = errors.Join(err, lock.NameWorker(process.ID{})) // it has ended
 			lock.Unlock()
 		}
@@ -296,7 +297,7 @@ func TestRunReturnsTheWorkersFailure(t *testing.T) {
 func TestRunNamesTheOtherNode(t *testing.T) {
 	a := testAuthenticator(t)
 	a.nodeName = "a"
-	installPair(t, a.dir, newPair(t, ofNode("b")))
+	plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, ofNode("b")))
 	a.startWorker = func() (process.ID, error) { return process.ID{}, errors.New("no worker") }
 	_, err := a.Run(t.Context())
 	failure := wantFailure(t, err, WorkerUnavailable)
@@ -335,7 +336,7 @@ func TestWorkersThatDieAreBackedOffFrom(t *testing.T) {
 	if n := starts.Load(); n != 2 {
 		t.Errorf("%d were started", n)
 	}
-	a.now = func() time.Time { return noon.Add(3 * time.Second) }
+	a.now = func() time.Time { return plugintest.Noon.Add(3 * time.Second) }
 	_, err := a.Run(t.Context())
 	_ = wantFailure(t, err, WorkerUnavailable)
 	if n := starts.Load(); n != 3 {
@@ -348,7 +349,7 @@ func TestResultOfTheFutureIsNoReasonToWait(t *testing.T) {
 	for name, ahead := range map[string]time.Duration{"minutes": 15 * time.Minute, "hours": 8 * time.Hour, "years": 5 * 365 * 24 * time.Hour} {
 		t.Run(name, func(t *testing.T) {
 			a := testAuthenticator(t)
-			future := noon.Add(ahead)
+			future := plugintest.Noon.Add(ahead)
 			last := &cache.Result{Worker: process.ID{PID: 1 << 30, Start: 1}, Reason: string(APIUnreachable), Message: "x", Started: future, Finished: future}
 			writeState(t, a, &cache.State{Failures: 5, Last: last, NextAttempt: future.Add(15 * time.Second)})
 			started := false
@@ -381,7 +382,7 @@ func writeState(t *testing.T, a *Authenticator, state *cache.State) {
 func TestManyRunsStartOneWorker(t *testing.T) {
 	t.Parallel()
 	a := testAuthenticator(t)
-	fresh := newPair(t, nil)
+	fresh := plugintest.NewPair(t, nil)
 	var starts atomic.Int32
 	works := workerThatInstalls(t, a, fresh, 100*time.Millisecond)
 	a.startWorker = func() (process.ID, error) {
@@ -411,7 +412,7 @@ func TestRunLooksAgainUnderTheLock(t *testing.T) {
 			self, err := process.Of(os.Getpid())
 			return errors.Join(err, lock.NameWorker(self))
 		},
-		"a certificate has come":   func(lock *cache.Lock) error { return lock.Install(newPair(t, nil)) },
+		"a certificate has come":   func(lock *cache.Lock) error { return lock.Install(plugintest.NewPair(t, nil)) },
 		"another run holds it yet": nil,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -446,14 +447,14 @@ func TestRunUnderAWrongConfiguration(t *testing.T) {
 		if answer, err := a.Run(t.Context()); !errors.Is(err, wrong) || len(answer.Credential) > 0 {
 			t.Errorf("without a certificate: %q, %v", answer.Credential, err)
 		}
-		pair := newPair(t, dueSoon)
-		installPair(t, a.dir, pair)
-		before := snapshot(t, a.dir.Path())
+		pair := plugintest.NewPair(t, dueSoon)
+		plugintest.InstallPair(t, a.dir, pair)
+		before := plugintest.Snapshot(t, a.dir.Path())
 		answer, err := a.Run(t.Context())
 		if err != nil || len(answer.Remarks) != 1 || !errors.Is(answer.Remarks[0], wrong) || printed(t, answer).ClientCertificateData != string(pair.Chain) {
 			t.Errorf("with a certificate: %v, %v", answer.Remarks, err)
 		}
-		if after := snapshot(t, a.dir.Path()); after != before {
+		if after := plugintest.Snapshot(t, a.dir.Path()); after != before {
 			t.Errorf("something was written:\n%s", after)
 		}
 	}
@@ -464,16 +465,16 @@ func TestRunUnderAWrongConfiguration(t *testing.T) {
 func TestRunPrintsARejectedCertificate(t *testing.T) {
 	a := testAuthenticator(t)
 	a.parent = asker
-	pair := newPair(t, nil)
-	installPair(t, a.dir, pair)
-	rejected := note{Parent: asker, Certificate: pair.Fingerprint(), Until: noon.Unix() - 1, Reviewed: noon.Unix() - 1, Rejected: true}
+	pair := plugintest.NewPair(t, nil)
+	plugintest.InstallPair(t, a.dir, pair)
+	rejected := note{Parent: asker, Certificate: pair.Fingerprint(), Until: plugintest.Noon.Unix() - 1, Reviewed: plugintest.Noon.Unix() - 1, Rejected: true}
 	a.note.write(rejected)
 	answer, err := a.Run(t.Context())
 	if err != nil || len(answer.Remarks) != 1 || printed(t, answer).ClientCertificateData != string(pair.Chain) {
 		t.Fatalf("%v, %v", answer.Remarks, err)
 	}
 	got := a.note.read()
-	if !got.Rejected || got.Reviewed != rejected.Reviewed || got.Until <= noon.Unix() {
+	if !got.Rejected || got.Reviewed != rejected.Reviewed || got.Until <= plugintest.Noon.Unix() {
 		t.Errorf("what is known of it got lost: %+v", got)
 	}
 }
@@ -483,9 +484,9 @@ func TestRunPrintsARejectedCertificate(t *testing.T) {
 func TestRunNeverGivesATimeThatIsPast(t *testing.T) {
 	for _, left := range []time.Duration{time.Hour, time.Minute, 59 * time.Second, 2 * time.Second, 100 * time.Millisecond} {
 		a := testAuthenticator(t)
-		a.provider = fakeProvider{}
-		installPair(t, a.dir, newPair(t, func(c *x509.Certificate) { c.NotAfter = noon.Add(24 * time.Hour) }))
-		a.now = func() time.Time { return noon.Add(24*time.Hour - left) }
+		a.provider = plugintest.Provider{}
+		plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, func(c *x509.Certificate) { c.NotAfter = plugintest.Noon.Add(24 * time.Hour) }))
+		a.now = func() time.Time { return plugintest.Noon.Add(24*time.Hour - left) }
 		answer, err := a.Run(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -499,7 +500,7 @@ func TestRunNeverGivesATimeThatIsPast(t *testing.T) {
 // A rejection is the certificate's: the next one starts without it, and what a worker finds out
 // meanwhile is not written over.
 func TestRunKeepsTheRejectionWithItsCertificate(t *testing.T) {
-	pair, other := newPair(t, nil), newPair(t, nil)
+	pair, other := plugintest.NewPair(t, nil), plugintest.NewPair(t, nil)
 	for name, c := range map[string]struct {
 		read, latest note
 		want         bool
@@ -512,8 +513,8 @@ func TestRunKeepsTheRejectionWithItsCertificate(t *testing.T) {
 		a := testAuthenticator(t)
 		a.parent = asker
 		a.note.write(c.latest)
-		a.noteAnswer(certificateStatus{pair: pair, note: c.read}, noon.Add(time.Hour))
-		want := note{Parent: asker, Certificate: pair.Fingerprint(), Until: noon.Add(time.Hour).Unix(), Rejected: c.want}
+		a.noteAnswer(certificateStatus{pair: pair, note: c.read}, plugintest.Noon.Add(time.Hour))
+		want := note{Parent: asker, Certificate: pair.Fingerprint(), Until: plugintest.Noon.Add(time.Hour).Unix(), Rejected: c.want}
 		if got := a.note.read(); got != want {
 			t.Errorf("%s: %+v, want %+v", name, got, want)
 		}
@@ -575,7 +576,7 @@ func TestRunRefusesAForeignDirectoryAtOnce(t *testing.T) {
 		t.Error("a worker was started for a directory that it cannot use")
 		return process.ID{}, errors.New("no")
 	}
-	installPair(t, a.dir, newPair(t, nil))
+	plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil))
 	if err := os.Chmod(a.dir.Path(), 0o777); err != nil {
 		t.Fatal(err)
 	}

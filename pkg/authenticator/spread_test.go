@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
@@ -17,15 +18,17 @@ import (
 func postponed(t *testing.T) (*Authenticator, *announcer, *cache.Pair) {
 	t.Helper()
 	a, api, _ := announced(t)
-	pair := newPair(t, func(c *x509.Certificate) { c.NotBefore, c.NotAfter = noon.Add(-22*time.Hour), noon.Add(2*time.Hour) })
-	installPair(t, a.dir, pair)
-	before, state := noon.Add(-time.Minute), &cache.State{}
+	pair := plugintest.NewPair(t, func(c *x509.Certificate) {
+		c.NotBefore, c.NotAfter = plugintest.Noon.Add(-22*time.Hour), plugintest.Noon.Add(2*time.Hour)
+	})
+	plugintest.InstallPair(t, a.dir, pair)
+	before, state := plugintest.Noon.Add(-time.Minute), &cache.State{}
 	for range spreadFrom {
 		addFailure(state, &cache.Result{Reason: string(APIUnreachable), Message: "away", Finished: before}, 0, pair.Leaf.NotAfter, before)
 		spreadAfterOutage(state, pair.Leaf.NotAfter, before)
 	}
 	writeState(t, a, state)
-	if state.NextAttempt.Before(noon.Add(10 * time.Minute)) {
+	if state.NextAttempt.Before(plugintest.Noon.Add(10 * time.Minute)) {
 		t.Fatalf("it is not patient: %v", state.NextAttempt)
 	}
 	return a, api, pair
@@ -48,7 +51,7 @@ func TestOnlyAgeWaitsToTheEndOfThePause(t *testing.T) {
 			a.note = rejectedNote(a, pair)
 			a.bootstrapKubeconfig = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(a.exec.Cluster.Server, a.exec.Cluster.CertificateAuthorityData), "token: abc"))
 		}, true},
-		"a renewal": {func(a *Authenticator, pair *cache.Pair) { announce(t, a, pair, noon.Add(-time.Hour)) }, true},
+		"a renewal": {func(a *Authenticator, pair *cache.Pair) { announce(t, a, pair, plugintest.Noon.Add(-time.Hour)) }, true},
 		"lost": {func(a *Authenticator, _ *cache.Pair) {
 			a.bootstrapKubeconfig = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(a.exec.Cluster.Server, a.exec.Cluster.CertificateAuthorityData), "token: abc"))
 			if err := os.Remove(a.dir.File(cache.CurrentFile)); err != nil {
@@ -86,7 +89,7 @@ func TestChecksGoOnInThePause(t *testing.T) {
 			if _, err := a.Run(t.Context()); err != nil || starts != 1 {
 				t.Errorf("a run starts %d workers, %v", starts, err)
 			}
-			put(t, a.dir, cache.LockFile, nil, 0o600)
+			plugintest.Put(t, a.dir, cache.LockFile, nil, 0o600)
 			before, _ := a.dir.State()
 			if err := a.Work(t.Context()); err != nil {
 				t.Fatal(err)
@@ -100,7 +103,7 @@ func TestChecksGoOnInThePause(t *testing.T) {
 				t.Errorf("the check changes the pause: %+v, %v", state, err)
 			}
 			if !c.renews {
-				a.at(noon.Add(time.Minute))
+				a.at(plugintest.Noon.Add(time.Minute))
 				mustFail(t, a.Work(t.Context()), APIUnreachable) // no other check yet
 			}
 		})

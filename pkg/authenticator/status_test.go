@@ -16,6 +16,7 @@ import (
 	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -38,7 +39,7 @@ type looked struct {
 
 func TestLook(t *testing.T) {
 	t.Parallel()
-	ca, otherCA := newCA(t), newCA(t)
+	ca, otherCA := plugintest.NewCA(t), plugintest.NewCA(t)
 	const rotten = "-----BEGIN PRIVATE KEY-----\nhunter2hunter2\n-----END PRIVATE KEY-----\n"
 	cluster := func(server string, ca []byte) ExecInfo {
 		return ExecInfo{APIVersion: execV1, Cluster: &clientauthentication.Cluster{Server: server, CertificateAuthorityData: ca}}
@@ -58,76 +59,78 @@ func TestLook(t *testing.T) {
 			looked{lack: "no such file", node: "a"},
 		},
 		"an empty directory": {
-			func(t *testing.T, a *Authenticator) { put(t, a.dir, "other", nil, 0o600) },
+			func(t *testing.T, a *Authenticator) { plugintest.Put(t, a.dir, "other", nil, 0o600) },
 			looked{lack: "no such file", node: "a"},
 		},
 		"a good certificate": {
-			func(t *testing.T, a *Authenticator) { installPair(t, a.dir, newPair(t, nil)) },
+			func(t *testing.T, a *Authenticator) { plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil)) },
 			looked{prints: true, node: "a"},
 		},
 		"one that is about to end": {
 			func(t *testing.T, a *Authenticator) {
-				installPair(t, a.dir, newPair(t, func(c *x509.Certificate) { c.NotAfter = noon.Add(time.Second) }))
+				plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, func(c *x509.Certificate) { c.NotAfter = plugintest.Noon.Add(time.Second) }))
 			},
 			looked{prints: true, due: "nearly over", node: "a"},
 		},
 		"one that has ended": {
 			func(t *testing.T, a *Authenticator) {
-				installPair(t, a.dir, newPair(t, func(c *x509.Certificate) { c.NotAfter = noon }))
+				plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, func(c *x509.Certificate) { c.NotAfter = plugintest.Noon }))
 			},
 			looked{lack: "expired", reason: clockWrong, node: "a"},
 		},
 		"one of tomorrow": {
 			func(t *testing.T, a *Authenticator) {
-				installPair(t, a.dir, newPair(t, func(c *x509.Certificate) { c.NotBefore = noon.Add(11 * time.Minute) }))
+				plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, func(c *x509.Certificate) { c.NotBefore = plugintest.Noon.Add(11 * time.Minute) }))
 			},
 			looked{prints: true, remark: "not valid before", node: "a"},
 		},
 		"one for servers": {
 			func(t *testing.T, a *Authenticator) {
-				installPair(t, a.dir, newPair(t, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }))
+				plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }))
 			},
 			looked{lack: "client authentication", reason: certificateUnusable, node: "a"},
 		},
 		"an administrator's": {
 			func(t *testing.T, a *Authenticator) {
-				installPair(t, a.dir, newPair(t, func(c *x509.Certificate) { c.Subject.Organization = []string{"system:masters"} }))
+				plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, func(c *x509.Certificate) { c.Subject.Organization = []string{"system:masters"} }))
 			},
 			looked{lack: "organization", reason: certificateUnusable, node: "a"},
 		},
 		"due": {
 			func(t *testing.T, a *Authenticator) {
-				installPair(t, a.dir, newPair(t, func(c *x509.Certificate) {
-					c.NotBefore, c.NotAfter = noon.Add(-91*time.Minute), noon.Add(9*time.Minute)
+				plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, func(c *x509.Certificate) {
+					c.NotBefore, c.NotAfter = plugintest.Noon.Add(-91*time.Minute), plugintest.Noon.Add(9*time.Minute)
 				}))
 			},
 			looked{prints: true, due: "nearly over", node: "a"},
 		},
 		"due, but the provider does not renew": {
 			func(t *testing.T, a *Authenticator) {
-				a.provider = fakeProvider{}
-				installPair(t, a.dir, newPair(t, func(c *x509.Certificate) {
-					c.NotBefore, c.NotAfter = noon.Add(-91*time.Minute), noon.Add(9*time.Minute)
+				a.provider = plugintest.Provider{}
+				plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, func(c *x509.Certificate) {
+					c.NotBefore, c.NotAfter = plugintest.Noon.Add(-91*time.Minute), plugintest.Noon.Add(9*time.Minute)
 				}))
 			},
 			looked{prints: true, node: "a"},
 		},
 		"not due yet": {
 			func(t *testing.T, a *Authenticator) {
-				installPair(t, a.dir, newPair(t, func(c *x509.Certificate) {
-					c.NotBefore, c.NotAfter = noon.Add(-69*time.Minute), noon.Add(31*time.Minute)
+				plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, func(c *x509.Certificate) {
+					c.NotBefore, c.NotAfter = plugintest.Noon.Add(-69*time.Minute), plugintest.Noon.Add(31*time.Minute)
 				}))
 			},
 			looked{prints: true, node: "a"},
 		},
 		"another node's": {
-			func(t *testing.T, a *Authenticator) { installPair(t, a.dir, newPair(t, ofNode("b"))) },
+			func(t *testing.T, a *Authenticator) {
+				plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, ofNode("b")))
+			},
 			looked{lack: `for node "b"`, node: "a"},
 		},
 		"another node's, served to this very kubelet before, but a name was given": {
 			func(t *testing.T, a *Authenticator) {
-				pair := newPair(t, ofNode("b"))
-				installPair(t, a.dir, pair)
+				pair := plugintest.NewPair(t, ofNode("b"))
+				plugintest.InstallPair(t, a.dir, pair)
 				a.parent = asker
 				noted(a, note{Parent: asker, Certificate: pair.Fingerprint()})
 			},
@@ -136,41 +139,41 @@ func TestLook(t *testing.T) {
 		"no name to be had": {
 			func(t *testing.T, a *Authenticator) {
 				a.nodeName = "Not_A_Name"
-				installPair(t, a.dir, newPair(t, nil))
+				plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil))
 			},
 			looked{prints: true, remark: "DNS-1123", node: "a"},
 		},
 		"of the cluster asked for": {
 			func(t *testing.T, a *Authenticator) {
 				a.exec = cluster("https://new-address", ca)
-				installPair(t, a.dir, from(newPair(t, nil), "https://old-address", ca))
+				plugintest.InstallPair(t, a.dir, from(plugintest.NewPair(t, nil), "https://old-address", ca))
 			},
 			looked{prints: true, node: "a"},
 		},
 		"of another cluster": {
 			func(t *testing.T, a *Authenticator) {
 				a.exec = cluster("https://x", otherCA)
-				installPair(t, a.dir, from(newPair(t, nil), "https://x", ca))
+				plugintest.InstallPair(t, a.dir, from(plugintest.NewPair(t, nil), "https://x", ca))
 			},
 			looked{prints: true, due: "another CA", node: "a"},
 		},
 		"of a cluster, none asked for": {
 			func(t *testing.T, a *Authenticator) {
 				a.exec = ExecInfo{APIVersion: execV1}
-				installPair(t, a.dir, from(newPair(t, nil), "https://x", ca))
+				plugintest.InstallPair(t, a.dir, from(plugintest.NewPair(t, nil), "https://x", ca))
 			},
 			looked{prints: true, node: "a"},
 		},
 		"of no known cluster": {
 			func(t *testing.T, a *Authenticator) {
 				a.exec = cluster("https://x", ca)
-				installPair(t, a.dir, newPair(t, nil))
+				plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil))
 			},
 			looked{prints: true, node: "a"},
 		},
 		"others can read it": {
 			func(t *testing.T, a *Authenticator) {
-				installPair(t, a.dir, newPair(t, nil))
+				plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil))
 				if err := os.Chmod(a.dir.File(cache.CurrentFile), 0o640); err != nil {
 					t.Fatal(err)
 				}
@@ -179,8 +182,8 @@ func TestLook(t *testing.T) {
 		},
 		"others can read it, and the provider does not renew": {
 			func(t *testing.T, a *Authenticator) {
-				a.provider = fakeProvider{}
-				installPair(t, a.dir, newPair(t, nil))
+				a.provider = plugintest.Provider{}
+				plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil))
 				if err := os.Chmod(a.dir.File(cache.CurrentFile), 0o604); err != nil {
 					t.Fatal(err)
 				}
@@ -189,7 +192,7 @@ func TestLook(t *testing.T) {
 		},
 		"others can write it": {
 			func(t *testing.T, a *Authenticator) {
-				installPair(t, a.dir, newPair(t, nil))
+				plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil))
 				if err := os.Chmod(a.dir.File(cache.CurrentFile), 0o660); err != nil {
 					t.Fatal(err)
 				}
@@ -198,7 +201,7 @@ func TestLook(t *testing.T) {
 		},
 		"a link to it": {
 			func(t *testing.T, a *Authenticator) {
-				installPair(t, a.dir, newPair(t, nil))
+				plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil))
 				if err := errors.Join(os.Rename(a.dir.File(cache.CurrentFile), a.dir.File("x")), os.Symlink("x", a.dir.File(cache.CurrentFile))); err != nil {
 					t.Fatal(err)
 				}
@@ -206,38 +209,40 @@ func TestLook(t *testing.T) {
 			looked{lack: "link", aside: true, node: "a"},
 		},
 		"damaged": {
-			func(t *testing.T, a *Authenticator) { put(t, a.dir, cache.CurrentFile, []byte(rotten), 0o600) },
+			func(t *testing.T, a *Authenticator) {
+				plugintest.Put(t, a.dir, cache.CurrentFile, []byte(rotten), 0o600)
+			},
 			looked{lack: "certificate", aside: true, node: "a"},
 		},
 		"cut short": {
 			func(t *testing.T, a *Authenticator) {
-				pair := newPair(t, nil)
-				put(t, a.dir, cache.CurrentFile, append(bytes.Clone(pair.Chain), pair.Key[:len(pair.Key)/2]...), 0o600)
+				pair := plugintest.NewPair(t, nil)
+				plugintest.Put(t, a.dir, cache.CurrentFile, append(bytes.Clone(pair.Chain), pair.Key[:len(pair.Key)/2]...), 0o600)
 			},
 			looked{lack: "private key", aside: true, node: "a"},
 		},
 		"empty": {
-			func(t *testing.T, a *Authenticator) { put(t, a.dir, cache.CurrentFile, nil, 0o600) },
+			func(t *testing.T, a *Authenticator) { plugintest.Put(t, a.dir, cache.CurrentFile, nil, 0o600) },
 			looked{lack: "certificate", aside: true, node: "a"},
 		},
 		"rejected": {
 			func(t *testing.T, a *Authenticator) {
-				pair := newPair(t, nil)
-				installPair(t, a.dir, pair)
+				pair := plugintest.NewPair(t, nil)
+				plugintest.InstallPair(t, a.dir, pair)
 				noted(a, note{Certificate: pair.Fingerprint(), Rejected: true})
 			},
 			looked{prints: true, due: "rejects", node: "a"},
 		},
 		"the one before was rejected": {
 			func(t *testing.T, a *Authenticator) {
-				installPair(t, a.dir, newPair(t, nil))
-				noted(a, note{Certificate: newPair(t, nil).Fingerprint(), Rejected: true})
+				plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil))
+				noted(a, note{Certificate: plugintest.NewPair(t, nil).Fingerprint(), Rejected: true})
 			},
 			looked{prints: true, node: "a"},
 		},
 		"a note that makes no sense": {
 			func(t *testing.T, a *Authenticator) {
-				installPair(t, a.dir, newPair(t, nil))
+				plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil))
 				noted(a, note{})
 				if err := os.WriteFile(a.note.path(), []byte(`{"rejected":true`), 0o600); err != nil {
 					t.Fatal(err)
@@ -247,7 +252,7 @@ func TestLook(t *testing.T) {
 		},
 		"a directory that others can write": {
 			func(t *testing.T, a *Authenticator) {
-				installPair(t, a.dir, newPair(t, nil))
+				plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil))
 				if err := os.Chmod(a.dir.Path(), 0o770); err != nil {
 					t.Fatal(err)
 				}
@@ -276,9 +281,9 @@ func TestLook(t *testing.T) {
 			a := testAuthenticator(t)
 			c.prepare(t, a)
 			run := filepath.Dir(a.note.path())
-			before := snapshot(t, filepath.Dir(a.dir.Path())) + snapshot(t, run)
+			before := plugintest.Snapshot(t, filepath.Dir(a.dir.Path())) + plugintest.Snapshot(t, run)
 			s := a.loadStatus()
-			if after := snapshot(t, filepath.Dir(a.dir.Path())) + snapshot(t, run); after != before {
+			if after := plugintest.Snapshot(t, filepath.Dir(a.dir.Path())) + plugintest.Snapshot(t, run); after != before {
 				t.Errorf("looking changed something:\n%s\nnow\n%s", before, after)
 			}
 			if (s.pair != nil) != c.want.prints || s.permanent != c.want.final || s.damaged != c.want.aside || s.nodeName != c.want.node {
@@ -302,7 +307,7 @@ func TestLook(t *testing.T) {
 			if s.problem == nil {
 				return
 			}
-			if !strings.Contains(s.problem.Error(), c.want.lack) || notOneLine(s.problem.Error()) != "" || strings.Contains(s.problem.Error(), "hunter2") {
+			if !strings.Contains(s.problem.Error(), c.want.lack) || plugintest.NotOneLine(s.problem.Error()) != "" || strings.Contains(s.problem.Error(), "hunter2") {
 				t.Errorf("lack %q, want %q", s.problem, c.want.lack)
 			}
 			if errors.Is(s.problem, fs.ErrNotExist) != (c.want.lack == "no such file") {
@@ -323,13 +328,13 @@ func TestHostOfAnotherName(t *testing.T) {
 	}
 	a := testAuthenticator(t)
 	a.nodeName = ""
-	installPair(t, a.dir, newPair(t, ofNode("renamed-since.example.com")))
+	plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, ofNode("renamed-since.example.com")))
 	s := a.loadStatus()
 	if s.pair == nil || s.due != "" || s.nodeName != "renamed-since.example.com" || s.remark == nil || !strings.Contains(s.remark.Error(), "renamed-since.example.com") {
 		t.Errorf("pair %v, due %q, node %q, remark %v", s.pair != nil, s.due, s.nodeName, s.remark)
 	}
 	// Once it has ended, the host's name is the node's.
-	a.now = func() time.Time { return noon.Add(24 * time.Hour) }
+	a.now = func() time.Time { return plugintest.Noon.Add(24 * time.Hour) }
 	host, err := os.Hostname()
 	if s := a.loadStatus(); err != nil || s.pair != nil || s.nodeName != strings.ToLower(host) {
 		t.Errorf("after its end: pair %v, node %q, %v", s.pair != nil, s.nodeName, err)
@@ -340,7 +345,7 @@ func TestHostOfAnotherName(t *testing.T) {
 func TestWrongConfigurationTakesNoCertificateAway(t *testing.T) {
 	a := testAuthenticator(t)
 	a.invalid, a.nodeName = errors.New("wrong"), ""
-	installPair(t, a.dir, newPair(t, nil))
+	plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil))
 	if s := a.loadStatus(); s.pair == nil {
 		t.Errorf("nothing to print: %v", s.problem)
 	}
@@ -351,7 +356,7 @@ func TestWrongConfigurationTakesNoCertificateAway(t *testing.T) {
 func TestWrongConfigurationWithAName(t *testing.T) {
 	a := testAuthenticator(t)
 	a.invalid = errors.New("wrong")
-	installPair(t, a.dir, newPair(t, ofNode("b")))
+	plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, ofNode("b")))
 	if s := a.loadStatus(); s.pair != nil {
 		t.Error("another node's certificate would be printed")
 	}
@@ -368,10 +373,10 @@ func TestForeignCertificateNamesNoNode(t *testing.T) {
 	}
 	a := testAuthenticator(t)
 	a.nodeName = ""
-	a.exec = ExecInfo{APIVersion: execV1, Cluster: &clientauthentication.Cluster{Server: "https://new", CertificateAuthorityData: newCA(t)}}
-	pair := newPair(t, ofNode("old-1"))
-	pair.Origin = &cache.Origin{Server: "https://old", CertificateAuthorityData: newCA(t)}
-	installPair(t, a.dir, pair)
+	a.exec = ExecInfo{APIVersion: execV1, Cluster: &clientauthentication.Cluster{Server: "https://new", CertificateAuthorityData: plugintest.NewCA(t)}}
+	pair := plugintest.NewPair(t, ofNode("old-1"))
+	pair.Origin = &cache.Origin{Server: "https://old", CertificateAuthorityData: plugintest.NewCA(t)}
+	plugintest.InstallPair(t, a.dir, pair)
 	if s := a.loadStatus(); s.pair == nil || !s.foreign || s.nodeName != strings.ToLower(host) {
 		t.Errorf("pair %v, foreign %v, node %q", s.pair != nil, s.foreign, s.nodeName)
 	}

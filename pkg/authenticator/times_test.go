@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
@@ -81,8 +82,8 @@ func TestBackOffRespectsRetryAfter(t *testing.T) {
 		}
 	}
 	state := &cache.State{}
-	addFailure(state, &cache.Result{Reason: string(apiOverloaded)}, 40*time.Second, time.Time{}, noon)
-	if got := state.NextAttempt.Sub(noon); got < 40*time.Second || got > time.Minute {
+	addFailure(state, &cache.Result{Reason: string(apiOverloaded)}, 40*time.Second, time.Time{}, plugintest.Noon)
+	if got := state.NextAttempt.Sub(plugintest.Noon); got < 40*time.Second || got > time.Minute {
 		t.Errorf("the next attempt is after %v", got)
 	}
 }
@@ -91,8 +92,8 @@ func TestBackOffRespectsRetryAfter(t *testing.T) {
 func TestOverloadDoesNotShortenTheBackOffAfterDenials(t *testing.T) {
 	state := &cache.State{}
 	fail := func(reason Reason, wasted bool) time.Duration {
-		addFailure(state, &cache.Result{Reason: string(reason), Wasted: wasted}, 0, time.Time{}, noon)
-		return state.NextAttempt.Sub(noon)
+		addFailure(state, &cache.Result{Reason: string(reason), Wasted: wasted}, 0, time.Time{}, plugintest.Noon)
+		return state.NextAttempt.Sub(plugintest.Noon)
 	}
 	for range 8 {
 		fail(RequestDenied, false)
@@ -106,7 +107,7 @@ func TestOverloadDoesNotShortenTheBackOffAfterDenials(t *testing.T) {
 	if got := fail(apiOverloaded, true); got < laterMost {
 		t.Errorf("overloaded, after requests that came to nothing: %s", got)
 	}
-	addCertificate(state, &cache.Result{}, noon.Add(time.Hour), noon)
+	addCertificate(state, &cache.Result{}, plugintest.Noon.Add(time.Hour), plugintest.Noon)
 	if got := fail(RequestDenied, false); got > laterFirst*3/2 {
 		t.Errorf("the first denial after a certificate: %s", got)
 	}
@@ -117,8 +118,8 @@ func TestOverloadDoesNotShortenTheBackOffAfterDenials(t *testing.T) {
 func TestFailuresAreCountedByKind(t *testing.T) {
 	state := &cache.State{}
 	fail := func(reason Reason) time.Duration {
-		addFailure(state, &cache.Result{Reason: string(reason)}, 0, time.Time{}, noon)
-		return max(state.NextAttempt.Sub(noon), 0)
+		addFailure(state, &cache.Result{Reason: string(reason)}, 0, time.Time{}, plugintest.Noon)
+		return max(state.NextAttempt.Sub(plugintest.Noon), 0)
 	}
 	for range 7 {
 		fail(APIUnreachable)
@@ -148,7 +149,7 @@ func TestFailuresAreCountedByKind(t *testing.T) {
 func TestShortCertificatesAreNotPausedFor(t *testing.T) {
 	for _, backdated := range []time.Duration{0, 5 * time.Minute} {
 		state := &cache.State{}
-		now := noon
+		now := plugintest.Noon
 		for i := range uint64(100) {
 			leaf := &x509.Certificate{Raw: binary.BigEndian.AppendUint64(nil, i), NotBefore: now.Add(-backdated), NotAfter: now.Add(10 * time.Minute)}
 			addCertificate(state, &cache.Result{}, leaf.NotAfter, now)
@@ -165,7 +166,7 @@ func TestShortCertificatesAreNotPausedFor(t *testing.T) {
 // what remains.
 func TestHastyCertificatesArePausedFor(t *testing.T) {
 	state := &cache.State{}
-	now := noon
+	now := plugintest.Noon
 	issue := func(lifetime time.Duration) time.Duration {
 		addCertificate(state, &cache.Result{}, now.Add(lifetime), now)
 		return max(state.NextAttempt.Sub(now), 0)
@@ -199,8 +200,8 @@ func TestHastyCertificatesArePausedFor(t *testing.T) {
 func unreachable(n int, reason Reason, notAfter time.Time) *cache.State {
 	state := &cache.State{}
 	for range n {
-		addFailure(state, &cache.Result{Reason: string(reason)}, 0, notAfter, noon)
-		spreadAfterOutage(state, notAfter, noon)
+		addFailure(state, &cache.Result{Reason: string(reason)}, 0, notAfter, plugintest.Noon)
+		spreadAfterOutage(state, notAfter, plugintest.Noon)
 	}
 	return state
 }
@@ -229,11 +230,11 @@ func TestSpreadAfterOutage(t *testing.T) {
 		{WaitingForSigner, 100, day, -1 << 63, 0},
 	} {
 		for range 100 {
-			state := unreachable(c.failures, c.reason, noon.Add(c.left))
-			if got := state.NextAttempt.Sub(noon); got < c.least || got > c.most {
+			state := unreachable(c.failures, c.reason, plugintest.Noon.Add(c.left))
+			if got := state.NextAttempt.Sub(plugintest.Noon); got < c.least || got > c.most {
 				t.Errorf("%s, %d times, %v left: after %v, want %v to %v", c.reason, c.failures, c.left, got, c.least, c.most)
 			}
-			if wait := nodestate.UntilNextAttempt(state, true, noon); wait != max(state.NextAttempt.Sub(noon), 0) && state.Last.Finished.Before(noon) {
+			if wait := nodestate.UntilNextAttempt(state, true, plugintest.Noon); wait != max(state.NextAttempt.Sub(plugintest.Noon), 0) && state.Last.Finished.Before(plugintest.Noon) {
 				t.Errorf("%s: a run waits for %v", c.reason, wait)
 			}
 		}
@@ -243,8 +244,8 @@ func TestSpreadAfterOutage(t *testing.T) {
 // However long the outage is, the delay leaves a node several attempts.
 func TestSpreadLeavesAttempts(t *testing.T) {
 	for _, lifetime := range []time.Duration{10 * time.Minute, time.Hour, 24 * time.Hour, 168 * time.Hour} {
-		state, now, attempts := &cache.State{}, noon, 0
-		notAfter := noon.Add(lifetime / 10) // the latest renewal point
+		state, now, attempts := &cache.State{}, plugintest.Noon, 0
+		notAfter := plugintest.Noon.Add(lifetime / 10) // the latest renewal point
 		for ; now.Before(notAfter.Add(-laterFirst)); attempts++ {
 			addFailure(state, &cache.Result{Reason: string(APIUnreachable)}, 0, notAfter, now)
 			spreadAfterOutage(state, notAfter, now)
@@ -260,13 +261,13 @@ func TestSpreadLeavesAttempts(t *testing.T) {
 func TestBackOffEndsBeforeTheCertificate(t *testing.T) {
 	state := &cache.State{}
 	for range 10 {
-		addFailure(state, &cache.Result{Reason: string(RequestDenied)}, 0, noon.Add(4*time.Minute), noon)
+		addFailure(state, &cache.Result{Reason: string(RequestDenied)}, 0, plugintest.Noon.Add(4*time.Minute), plugintest.Noon)
 	}
-	if got := state.NextAttempt.Sub(noon); got != 2*time.Minute {
+	if got := state.NextAttempt.Sub(plugintest.Noon); got != 2*time.Minute {
 		t.Errorf("4 minutes before the end: %s", got)
 	}
-	addFailure(state, &cache.Result{Reason: string(RequestDenied)}, 0, noon.Add(10*time.Second), noon)
-	if got := state.NextAttempt.Sub(noon); got != 30*time.Second {
+	addFailure(state, &cache.Result{Reason: string(RequestDenied)}, 0, plugintest.Noon.Add(10*time.Second), plugintest.Noon)
+	if got := state.NextAttempt.Sub(plugintest.Noon); got != 30*time.Second {
 		t.Errorf("10 s before the end: %s", got)
 	}
 }

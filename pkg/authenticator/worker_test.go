@@ -34,6 +34,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
@@ -69,14 +70,14 @@ func sign(t testing.TB, pkcs10 []byte, change func(*x509.Certificate)) []byte {
 		t.Error(err)
 		return nil
 	}
-	ca, _, keyPEM := newCertificate(t, &x509.Certificate{Subject: pkix.Name{CommonName: "ca"}, NotAfter: noon.Add(time.Hour), IsCA: true, BasicConstraintsValid: true})
+	ca, _, keyPEM := plugintest.NewCertificate(t, &x509.Certificate{Subject: pkix.Name{CommonName: "ca"}, NotAfter: plugintest.Noon.Add(time.Hour), IsCA: true, BasicConstraintsValid: true})
 	key, err := csr.ParseKey(keyPEM)
 	if err != nil {
 		t.Error(err)
 		return nil
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: request.Subject, NotBefore: noon.Add(-time.Minute), NotAfter: noon.Add(time.Hour),
+		SerialNumber: big.NewInt(2), Subject: request.Subject, NotBefore: plugintest.Noon.Add(-time.Minute), NotAfter: plugintest.Noon.Add(time.Hour),
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	}
 	if change != nil {
@@ -110,14 +111,14 @@ func TestOnlyTheCertificateThatWasAskedForIsTaken(t *testing.T) {
 		want        Reason // empty: taken
 	}{
 		"as asked":           {sign(t, pkcs10, nil), ""},
-		"with its issuer":    {append(sign(t, pkcs10, nil), newCA(t)...), ""},
-		"the issuer first":   {append(newCA(t), sign(t, pkcs10, nil)...), certificateUnusable},
+		"with its issuer":    {append(sign(t, pkcs10, nil), plugintest.NewCA(t)...), ""},
+		"the issuer first":   {append(plugintest.NewCA(t), sign(t, pkcs10, nil)...), certificateUnusable},
 		"for another key":    {sign(t, pkcs10Of(t, other.Requests[0].Request), nil), certificateUnusable},
 		"another node's":     {sign(t, pkcs10, ofNode("b")), certificateUnusable},
 		"an administrator's": {sign(t, pkcs10, func(c *x509.Certificate) { c.Subject.Organization = []string{"system:masters"} }), certificateUnusable},
 		"a CA's":             {sign(t, pkcs10, func(c *x509.Certificate) { c.IsCA, c.BasicConstraintsValid = true, true }), certificateUnusable},
 		"for servers":        {sign(t, pkcs10, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }), certificateUnusable},
-		"of yesterday":       {sign(t, pkcs10, func(c *x509.Certificate) { c.NotAfter = noon.Add(-time.Second) }), clockWrong},
+		"of yesterday":       {sign(t, pkcs10, func(c *x509.Certificate) { c.NotAfter = plugintest.Noon.Add(-time.Second) }), clockWrong},
 		"garbage":            {[]byte("hunter2"), certificateUnusable},
 		"a key":              {pending.Key, certificateUnusable},
 	} {
@@ -175,7 +176,7 @@ func TestPendingRequestIsTakenUpOnlyIfItIsStillWanted(t *testing.T) {
 			s.pair = &cache.Pair{Chain: chain, Leaf: leaf, Key: pending.Key}
 		}, false},
 		"damaged": {func(t *testing.T, a *Authenticator, _ *certificateStatus, _ *nodeaccess.Access) {
-			put(t, a.dir, cache.PendingFile, []byte("{"), 0o600)
+			plugintest.Put(t, a.dir, cache.PendingFile, []byte("{"), 0o600)
 		}, false},
 		"readable by others": {func(t *testing.T, a *Authenticator, _ *certificateStatus, _ *nodeaccess.Access) {
 			if err := os.Chmod(a.dir.File(cache.PendingFile), 0o644); err != nil {
@@ -265,7 +266,7 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func enrolling(t *testing.T, api *apiServer) *Authenticator {
 	t.Helper()
 	api.t = t
-	server, ca := tlsServer(t, api, func(s *httptest.Server) {
+	server, ca := plugintest.TlsServer(t, api, func(s *httptest.Server) {
 		s.TLS = &tls.Config{ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12}
 	})
 	a := testAuthenticator(t)
@@ -286,10 +287,12 @@ func TestWorkGetsACertificate(t *testing.T) {
 		filed   []string
 		failure Reason
 	}{
-		"the first":                        {nil, nil, nil, []string{"token"}, ""},
-		"the next":                         {dueSoon, nil, nil, []string{"certificate"}, ""},
-		"the next, which does not renew":   {dueSoon, func(a *Authenticator, old *cache.Pair) { a.provider, a.note = fakeProvider{}, rejectedNote(a, old) }, nil, []string{"token"}, ""},
-		"after one that ended":             {func(c *x509.Certificate) { c.NotAfter = noon }, nil, nil, []string{"token"}, ""},
+		"the first": {nil, nil, nil, []string{"token"}, ""},
+		"the next":  {dueSoon, nil, nil, []string{"certificate"}, ""},
+		"the next, which does not renew": {dueSoon, func(a *Authenticator, old *cache.Pair) {
+			a.provider, a.note = plugintest.Provider{}, rejectedNote(a, old)
+		}, nil, []string{"token"}, ""},
+		"after one that ended":             {func(c *x509.Certificate) { c.NotAfter = plugintest.Noon }, nil, nil, []string{"token"}, ""},
 		"after one known to be rejected":   {dueSoon, func(a *Authenticator, old *cache.Pair) { rejectedNote(a, old) }, nil, []string{"token"}, ""},
 		"after one found to be rejected":   {dueSoon, nil, []string{"certificate"}, []string{"certificate", "token"}, ""},
 		"with no credential that is known": {dueSoon, nil, []string{"certificate", "token"}, []string{"certificate", "token"}, bootstrapRefused},
@@ -300,8 +303,8 @@ func TestWorkGetsACertificate(t *testing.T) {
 			a := enrolling(t, api)
 			var old *cache.Pair
 			if c.old != nil {
-				old = newPair(t, c.old)
-				installPair(t, a.dir, old)
+				old = plugintest.NewPair(t, c.old)
+				plugintest.InstallPair(t, a.dir, old)
 			}
 			if c.prepare != nil {
 				c.prepare(a, old)
@@ -316,7 +319,7 @@ func TestWorkGetsACertificate(t *testing.T) {
 			}
 			if c.failure != "" {
 				mustFail(t, err, c.failure)
-				if state.Failures != 1 || !state.NextAttempt.After(noon) {
+				if state.Failures != 1 || !state.NextAttempt.After(plugintest.Noon) {
 					t.Errorf("state %+v", state)
 				}
 				if n := a.note.read(); old != nil && (!n.Rejected || n.Certificate != old.Fingerprint()) {
@@ -364,9 +367,9 @@ func TestCertificateOfAnotherCluster(t *testing.T) {
 			}}
 			api.review = answerCode(c.code, c.answer)
 			a := enrolling(t, api)
-			old := newPair(t, nil)
-			old.Origin = &cache.Origin{Server: a.exec.Cluster.Server, CertificateAuthorityData: newCA(t)}
-			installPair(t, a.dir, old)
+			old := plugintest.NewPair(t, nil)
+			old.Origin = &cache.Origin{Server: a.exec.Cluster.Server, CertificateAuthorityData: plugintest.NewCA(t)}
+			plugintest.InstallPair(t, a.dir, old)
 			if s := a.loadStatus(); !s.foreign || s.due == "" {
 				t.Fatalf("foreign %v, due %q", s.foreign, s.due)
 			}
@@ -411,8 +414,8 @@ func TestWorkAfterTheOwnCertificateIsDenied(t *testing.T) {
 				object.Status.Certificate = sign(t, pkcs10Of(t, object.Spec.Request), nil)
 			}}
 			a := enrolling(t, api)
-			old := newPair(t, dueSoon)
-			installPair(t, a.dir, old)
+			old := plugintest.NewPair(t, dueSoon)
+			plugintest.InstallPair(t, a.dir, old)
 			if c.without {
 				a.bootstrapKubeconfig += ".none"
 			}
@@ -443,7 +446,7 @@ func TestWorkAfterTheOwnCertificateIsDenied(t *testing.T) {
 				t.Error("the old certificate is not served any more")
 			}
 			state, err := a.dir.State()
-			if err != nil || state.NextAttempt.Sub(noon) < laterFirst {
+			if err != nil || state.NextAttempt.Sub(plugintest.Noon) < laterFirst {
 				t.Errorf("requests were denied, and the next worker starts soon: %+v, %v", state, err)
 			}
 		})
@@ -476,7 +479,7 @@ func TestWorkBacksOffAfterARefusal(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			api := &apiServer{decide: c.decide}
 			a := enrolling(t, api)
-			now := noon
+			now := plugintest.Noon
 			a.now = func() time.Time { return now }
 			var pauses []time.Duration
 			for range 7 {
@@ -487,7 +490,7 @@ func TestWorkBacksOffAfterARefusal(t *testing.T) {
 				}
 				pauses = append(pauses, state.NextAttempt.Sub(now))
 				// a worker is a process that has ended by now
-				put(t, a.dir, cache.LockFile, nil, 0o600)
+				plugintest.Put(t, a.dir, cache.LockFile, nil, 0o600)
 				_, err = a.Run(t.Context())
 				mustFail(t, err, c.want)
 				if pending, err := a.dir.Pending(); pending != nil || err != nil {
@@ -682,7 +685,7 @@ func TestWorkCarriesOnWithAPendingRequest(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			api := &registry{t: t}
-			server, ca := tlsServer(t, api, nil)
+			server, ca := plugintest.TlsServer(t, api, nil)
 			a := testAuthenticator(t)
 			a.bootstrapKubeconfig = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(server.URL, ca), "token: abc"))
 			pending, _, err := a.requestBuilder().first(t.Context(), "a", cache.Origin{Server: server.URL, CertificateAuthorityData: ca}, "", "")
@@ -699,7 +702,7 @@ func TestWorkCarriesOnWithAPendingRequest(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			put(t, a.dir, "."+cache.CurrentFile+".tmp-1", []byte("left by a crash"), 0o600)
+			plugintest.Put(t, a.dir, "."+cache.CurrentFile+".tmp-1", []byte("left by a crash"), 0o600)
 			enough := 10 * time.Second
 			if c.failure == WaitingForSigner { // nothing answers
 				enough = 3 * time.Second
@@ -764,7 +767,7 @@ func TestRequestIsWhatTheOperatorSet(t *testing.T) {
 	}}
 	there := enrolling(t, api)
 	a.bootstrapKubeconfig, a.exec = there.bootstrapKubeconfig, there.exec
-	asked := &askedProvider{fakeProvider: fakeProvider{renews: true}}
+	asked := &askedProvider{Provider: plugintest.Provider{CanRenew: true}}
 	a.provider = asked
 	if err := a.Work(t.Context()); err != nil {
 		t.Fatal(err)
@@ -789,13 +792,13 @@ func TestRequestIsWhatTheOperatorSet(t *testing.T) {
 
 // askedProvider remembers what it was asked for.
 type askedProvider struct {
-	fakeProvider
+	plugintest.Provider
 	request provider.Request
 }
 
 func (p *askedProvider) Evidence(ctx context.Context, request provider.Request) ([]byte, error) {
 	p.request = request
-	return p.fakeProvider.Evidence(ctx, request)
+	return p.Provider.Evidence(ctx, request)
 }
 
 // The run that started it, and the back-off of the worker before it, may be long past when a worker
@@ -803,7 +806,7 @@ func (p *askedProvider) Evidence(ctx context.Context, request provider.Request) 
 func TestWorkerThatQueuedWaitsLikeTheOthers(t *testing.T) {
 	api := &apiServer{decide: func(*certificatesv1.CertificateSigningRequest) { t.Error("it filed a request") }}
 	a := enrolling(t, api)
-	writeState(t, a, &cache.State{Failures: 1, Last: &cache.Result{Reason: string(RequestDenied), Message: "denied", Hint: "ask"}, NextAttempt: noon.Add(time.Minute)})
+	writeState(t, a, &cache.State{Failures: 1, Last: &cache.Result{Reason: string(RequestDenied), Message: "denied", Hint: "ask"}, NextAttempt: plugintest.Noon.Add(time.Minute)})
 	mustFail(t, a.Work(t.Context()), RequestDenied)
 	if state, err := a.dir.State(); err != nil || state.Failures != 1 {
 		t.Errorf("it counts as a failure: %+v, %v", state, err)
@@ -826,28 +829,30 @@ func TestOnlyARenewalForAgeWaits(t *testing.T) {
 			}
 		}, false},
 		"rejected":   {func(a *Authenticator, pair *cache.Pair) { a.note = rejectedNote(a, pair) }, false},
-		"no renewal": {func(a *Authenticator, pair *cache.Pair) { announce(t, a, pair, noon.Add(time.Hour)) }, true},
-		"a renewal":  {func(a *Authenticator, pair *cache.Pair) { announce(t, a, pair, noon.Add(-time.Hour)) }, false},
+		"no renewal": {func(a *Authenticator, pair *cache.Pair) { announce(t, a, pair, plugintest.Noon.Add(time.Hour)) }, true},
+		"a renewal":  {func(a *Authenticator, pair *cache.Pair) { announce(t, a, pair, plugintest.Noon.Add(-time.Hour)) }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			server, ca := tlsServer(t, &registry{t: t, refusePost: 500}, nil)
+			server, ca := plugintest.TlsServer(t, &registry{t: t, refusePost: 500}, nil)
 			a := testAuthenticator(t)
 			a.bootstrapKubeconfig = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(server.URL, ca), "token: abc"))
 			a.exec = ExecInfo{APIVersion: execV1, Cluster: &clientauthentication.Cluster{Server: server.URL, CertificateAuthorityData: ca}}
-			pair := newPair(t, func(c *x509.Certificate) { c.NotBefore, c.NotAfter = noon.Add(left-24*time.Hour), noon.Add(left) })
-			installPair(t, a.dir, pair)
+			pair := plugintest.NewPair(t, func(c *x509.Certificate) {
+				c.NotBefore, c.NotAfter = plugintest.Noon.Add(left-24*time.Hour), plugintest.Noon.Add(left)
+			})
+			plugintest.InstallPair(t, a.dir, pair)
 			c.change(a, pair)
 			for range spreadFrom {
 				mustFail(t, a.Work(t.Context()), APIUnreachable)
-				put(t, a.dir, cache.LockFile, nil, 0o600) // a worker is a process that has ended by now
+				plugintest.Put(t, a.dir, cache.LockFile, nil, 0o600) // a worker is a process that has ended by now
 				state, err := a.dir.State()
 				if err != nil {
 					t.Fatal(err)
 				}
-				if waits := state.NextAttempt.Sub(noon) >= left/spreadPart; waits != (c.waits && state.Failures == spreadFrom) {
-					t.Errorf("after %d failures, the next attempt is after %s", state.Failures, state.NextAttempt.Sub(noon))
+				if waits := state.NextAttempt.Sub(plugintest.Noon) >= left/spreadPart; waits != (c.waits && state.Failures == spreadFrom) {
+					t.Errorf("after %d failures, the next attempt is after %s", state.Failures, state.NextAttempt.Sub(plugintest.Noon))
 				}
-				a.now = func() time.Time { return noon.Add(time.Minute) }
+				a.now = func() time.Time { return plugintest.Noon.Add(time.Minute) }
 			}
 		})
 	}
@@ -858,7 +863,7 @@ func announce(t *testing.T, a *Authenticator, pair *cache.Pair, dueAt time.Time)
 	t.Helper()
 	a.checkInterval = 15 * time.Minute
 	writeState(t, a, &cache.State{Announcement: &cache.Announcement{
-		Checked: noon, Answered: noon, Exists: true, Certificate: pair.Fingerprint(), Reported: pair.Fingerprint(),
-		Renewal: &cache.Renewal{Name: "r", IssuedBefore: noon, DueAt: dueAt},
+		Checked: plugintest.Noon, Answered: plugintest.Noon, Exists: true, Certificate: pair.Fingerprint(), Reported: pair.Fingerprint(),
+		Renewal: &cache.Renewal{Name: "r", IssuedBefore: plugintest.Noon, DueAt: dueAt},
 	}})
 }
