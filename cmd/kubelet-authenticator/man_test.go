@@ -20,6 +20,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/command"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/doctor"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
@@ -254,7 +255,7 @@ func TestManPageHasEachExitCode(t *testing.T) {
 		bodies[i.head] = i.body
 		got = append(got, i.head)
 	}
-	for _, reason := range authenticator.Reasons() {
+	for _, reason := range reason.All() {
 		code := strconv.Itoa(reason.Code)
 		want = append(want, code)
 		if !strings.HasPrefix(bodies[code], ".Sy "+string(reason.Reason)+" .\n") {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/insecure"
@@ -306,10 +307,10 @@ func onlyOverload(nodes []*simulatedNode) error {
 		if state.Last == nil {
 			continue
 		}
-		switch reason := authenticator.Reason(state.Last.Reason); reason {
-		case authenticator.APIUnreachable, authenticator.WaitingForSigner, "APIOverloaded":
+		switch why := reason.Reason(state.Last.Reason); why {
+		case reason.APIUnreachable, reason.WaitingForSigner, "APIOverloaded":
 		default:
-			return fmt.Errorf("a worker has ended with %s: %s", reason, state.Last.Message)
+			return fmt.Errorf("a worker has ended with %s: %s", why, state.Last.Message)
 		}
 	}
 	return nil

@@ -15,6 +15,7 @@ import (
 	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
@@ -71,7 +72,7 @@ func TestBootstrapCredentialStaysWithItsCluster(t *testing.T) {
 			a.exec = ExecInfo{APIVersion: execV1, Cluster: c.asked}
 			got, err := a.node().BootstrapAccess()
 			if !c.used {
-				failure := wantFailure(t, AsFailure(err), NoBootstrap)
+				failure := plugintest.WantFailure(t, reason.AsFailure(err), reason.NoBootstrap)
 				if got.Config != nil || failure.Hint == "" || !strings.Contains(failure.Error(), c.asked.Server) || !strings.Contains(failure.Error(), server) {
 					t.Errorf("got %+v, %v", got.Config, failure)
 				}
@@ -102,7 +103,7 @@ func TestBootstrapIsSearchedForInOrder(t *testing.T) {
 		a := testAuthenticator(t)
 		a.bootstrapKubeconfig = ""
 		_, err := a.node().BootstrapAccess()
-		failure := wantFailure(t, AsFailure(err), NoBootstrap)
+		failure := plugintest.WantFailure(t, reason.AsFailure(err), reason.NoBootstrap)
 		for _, path := range []string{a.dir.File(cache.BootstrapFile), kubelet.BootstrapFile} {
 			if !strings.Contains(failure.Error(), path) {
 				t.Errorf("it does not say that it looked at %s: %v", path, failure)
@@ -123,13 +124,13 @@ func TestBootstrapIsSearchedForInOrder(t *testing.T) {
 		a.bootstrapKubeconfig = ""
 		plugintest.Put(t, a.dir, cache.BootstrapFile, []byte("{"), 0o600)
 		_, err := a.node().BootstrapAccess()
-		_ = wantFailure(t, AsFailure(err), Configuration)
+		_ = plugintest.WantFailure(t, reason.AsFailure(err), reason.Configuration)
 	})
 	t.Run("named, and only that one counts", func(t *testing.T) {
 		a := testAuthenticator(t)
 		plugintest.Put(t, a.dir, cache.BootstrapFile, []byte(strings.TrimSpace(conf)+" abc\n"), 0o600)
 		_, err := a.node().BootstrapAccess()
-		if failure := wantFailure(t, AsFailure(err), NoBootstrap); !strings.Contains(failure.Error(), a.bootstrapKubeconfig) {
+		if failure := plugintest.WantFailure(t, reason.AsFailure(err), reason.NoBootstrap); !strings.Contains(failure.Error(), a.bootstrapKubeconfig) {
 			t.Errorf("it does not say where it looked: %v", failure)
 		}
 	})
@@ -165,7 +166,7 @@ func TestOwnCertificateGoesToTheClusterAskedFor(t *testing.T) {
 			own.Origin = c.origin
 			got, err := a.node().OwnAccess(&own)
 			if c.want == "" {
-				if failure := wantFailure(t, AsFailure(err), Configuration); failure.Hint == "" || got.Config != nil {
+				if failure := plugintest.WantFailure(t, reason.AsFailure(err), reason.Configuration); failure.Hint == "" || got.Config != nil {
 					t.Errorf("got %+v, %v", got.Config, failure)
 				}
 				return

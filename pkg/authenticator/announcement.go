@@ -17,6 +17,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -205,7 +206,7 @@ func problem(err error) string {
 	if err == nil {
 		return ""
 	}
-	return text.Line(bareURL(err).Error(), maxMessage)
+	return text.Line(reason.BareURL(err).Error(), reason.MaxMessage)
 }
 
 // readAnnouncement reads the announcement from the API server, and sets in found the renewal that

@@ -23,6 +23,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -116,7 +117,7 @@ func announced(t *testing.T) (*Authenticator, *announcer, *cache.Pair) {
 	api.decide = func(object *certificatesv1.CertificateSigningRequest) {
 		object.Status.Certificate = sign(t, pkcs10Of(t, object.Spec.Request), func(c *x509.Certificate) { c.NotAfter = plugintest.Noon.Add(12 * time.Hour) })
 	}
-	server, ca := plugintest.TlsServer(t, api, func(s *httptest.Server) {
+	server, ca := plugintest.TLSServer(t, api, func(s *httptest.Server) {
 		s.TLS = &tls.Config{ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12}
 	})
 	a := testAuthenticator(t)
@@ -210,7 +211,7 @@ func TestRunStartsACheck(t *testing.T) {
 		"under way":            {&cache.State{Announcement: &cache.Announcement{Checked: plugintest.Noon, UnderWay: true}}, false, true},
 		"its worker died":      {&cache.State{Announcement: &cache.Announcement{Checked: plugintest.Noon.Add(-2 * time.Minute), UnderWay: true}}, false, false},
 		"by a clock ahead":     {&cache.State{Announcement: &cache.Announcement{Checked: plugintest.Noon.Add(time.Hour)}}, true, true},
-		"during a back-off": {&cache.State{NextAttempt: plugintest.Noon.Add(time.Minute), Last: &cache.Result{Finished: plugintest.Noon, Reason: string(RequestDenied)}},
+		"during a back-off": {&cache.State{NextAttempt: plugintest.Noon.Add(time.Minute), Last: &cache.Result{Finished: plugintest.Noon, Reason: string(reason.RequestDenied)}},
 			false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -341,7 +342,7 @@ func TestCheck(t *testing.T) {
 		"oversized":            {configMapOf(t, long+"x"), kept("longer than")},
 		"endless":              {answerCode(200, `{"kind":"ConfigMap","data":{"x":"`+strings.Repeat(long, 8)), kept("at most")},
 		"of another kind":      {answerCode(200, `{"kind":"Secret"}`), kept("not a ConfigMap")},
-		"of a web server":      {answerPage(200), kept("not a ConfigMap")},
+		"of a web server":      {plugintest.AnswerPage(200), kept("not a ConfigMap")},
 		"500":                  {answerCode(500, `{"message":"etcd:\nleader changed"}`), kept("500: etcd: leader changed")},
 		"401":                  {answerCode(401, `{"message":"Unauthorized"}`), kept("401: Unauthorized")},
 		"overloaded":           {answerCode(429, `{"message":"later"}`), kept("429: later")},
@@ -353,7 +354,7 @@ func TestCheck(t *testing.T) {
 			t.Parallel()
 			a, api, pair := announced(t)
 			api.get = c.get
-			last := &cache.Result{Reason: string(RequestDenied), Finished: plugintest.Noon.Add(-2 * time.Hour)}
+			last := &cache.Result{Reason: string(reason.RequestDenied), Finished: plugintest.Noon.Add(-2 * time.Hour)}
 			was := before
 			was.Certificate = pair.Fingerprint()
 			writeState(t, a, &cache.State{Last: last, Failures: 3, Refusals: 2, Announcement: &was})
@@ -621,29 +622,5 @@ func TestRenewalByAnEarlierRequest(t *testing.T) {
 		if got := markRenewalDone(state, c.replaced, c.filed); got != c.want {
 			t.Errorf("%s: done: %v", name, got)
 		}
-	}
-}
-
-// What an API server or a controller says about a revoked certificate, or a suspended machine.
-func TestRevokedAndSuspended(t *testing.T) {
-	denied := func(message string) http.HandlerFunc {
-		return answerStatus(403, "Forbidden", "certificatesigningrequests.certificates.k8s.io is forbidden: ValidatingAdmissionPolicy 'node-attestation-revoked-01' with binding 'b' denied request: "+message)
-	}
-	for name, c := range map[string]struct {
-		handler http.HandlerFunc
-		want    Reason
-	}{
-		"revoked":   {denied(attestation.MessageRevoked), CertificateRevoked},
-		"suspended": {denied(attestation.MessageSuspended + ": stolen"), MachineSuspended},
-		"neither":   {denied("no"), apiRefused},
-		"not a 403": {answerStatus(422, "Invalid", attestation.MessageSuspended), apiRefused},
-	} {
-		t.Run(name, func(t *testing.T) {
-			server, ca := plugintest.TlsServer(t, c.handler, nil)
-			failure := wantFailure(t, classifyAPIError(callAPI(t, server.URL, ca), "whose"), c.want)
-			if failure.Hint == "" || c.want != apiRefused && failure.Reason.info().backOff != later {
-				t.Errorf("hint %q", failure.Hint)
-			}
-		})
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
@@ -67,10 +68,10 @@ func New(o Options) (*Authenticator, error) {
 		a.expirationSeconds = &seconds
 	}
 	if err := a.complete(o); err != nil {
-		a.invalid = &Failure{Configuration, "see --help and kubelet-authenticator-config(5), docs/configuration.md, for what each setting may be", err}
+		a.invalid = reason.Configuration.Failure("see --help and kubelet-authenticator-config(5), docs/configuration.md, for what each setting may be", err)
 		var known *provider.Error
 		if errors.As(err, &known) && known.Class == provider.FIPSEnforced {
-			a.invalid = &Failure{fipsEnforced, known.Hint, err}
+			a.invalid = reason.FIPSEnforced.Failure(known.Hint, err)
 		}
 	}
 	if o.ConfigError != nil {

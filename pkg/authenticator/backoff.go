@@ -7,24 +7,11 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
-// backOff is the kind of back-off after a worker failed.
-type backOff int
-
 const (
-	soon  backOff = iota // no request was given up: 1 to 15 s
-	busy                 // the API server sheds load: 2 s to 2 min
-	later                // a request failed: 30 s to 10 min
-	none                 // a request is pending: the next worker watches it
-)
-
-// The bounds of back-off, without jitter.
-const (
-	soonFirst, soonMost   = time.Second, 15 * time.Second
-	busyFirst, busyMost   = 2 * time.Second, 2 * time.Minute
-	laterFirst, laterMost = 30 * time.Second, 10 * time.Minute
 	// spreadAfterOutage waits for the remaining lifetime divided by spreadPart, at most spreadMost.
 	spreadMost, spreadPart = 40 * time.Minute, 8
 	// spreadFrom is the number of failures in a row from which on spreadAfterOutage adds a delay.
@@ -32,64 +19,44 @@ const (
 	spreadFrom = 2
 )
 
-// delay returns the back-off after the nth failure in a row, n from 1. It is at least retryAfter,
-// but a retryAfter above laterMost counts as laterMost. random is in [0, 1) and adds up to half.
-// Without random, nodes that fail together would also retry together.
-func (b backOff) delay(n int, retryAfter time.Duration, random float64) time.Duration {
-	first, most := soonFirst, soonMost
-	switch b {
-	case none:
-		return 0
-	case busy:
-		first, most = busyFirst, busyMost
-	case later:
-		first, most = laterFirst, laterMost
-	}
-	d := first
-	for ; n > 1 && d < most; n-- {
-		d *= 2
-	}
-	d = max(min(d, most), min(retryAfter, laterMost))
-	return d + time.Duration(random*float64(d)/2)
-}
-
 // lastFailure returns the recorded failure of the last worker, for a run during the back-off.
 func lastFailure(last *cache.Result, wait time.Duration) error {
-	reason := Reason(last.Reason)
-	if reason == "" {
-		reason = certificateUnusable // certificates were issued too often: the result has no Reason
+	why := reason.Reason(last.Reason)
+	if why == "" {
+		why = reason.CertificateUnusable // certificates were issued too often: the result has no Reason
 	}
-	return &Failure{reason, last.Hint, fmt.Errorf("%s (next attempt in %s)", last.Message, wait.Round(time.Second))}
+	return why.Failure(last.Hint, fmt.Errorf("%s (next attempt in %s)", last.Message, wait.Round(time.Second)))
 }
 
 // addFailure adds a failure and its back-off to state. retryAfter is the API server's Retry-After,
 // or 0. Failures of another kind restart the count at one, unless a request was pending in between.
 // Refusals continue from the last refusal, unless a request became pending after a failure of
 // another kind. While a certificate is held, the back-off is at most half of the time to notAfter,
-// or laterFirst if that is more. So another attempt follows before the end, if laterFirst is left.
+// or the shortest back-off of a refusal if that is more. So another attempt follows before the end,
+// if that time is left.
 func addFailure(state *cache.State, result *cache.Result, retryAfter time.Duration, notAfter, now time.Time) {
-	kind, before := backOffAfter(result), none
+	kind, before := backOffAfter(result), reason.BackOffNone
 	if state.Last != nil {
 		before = backOffAfter(state.Last)
 	}
 	switch {
-	case kind == none && (before == soon || before == busy):
+	case kind == reason.BackOffNone && (before == reason.BackOffSoon || before == reason.BackOffBusy):
 		// a request is pending, so the earlier failures are over
 		state.Failures, state.Refusals = 0, 0
-	case kind == later:
+	case kind == reason.BackOffLater:
 		state.Failures = state.Refusals // network failures in between do not count
 		state.Refusals++
-	case kind != none && kind != before && before != none:
+	case kind != reason.BackOffNone && kind != before && before != reason.BackOffNone:
 		state.Failures = 0
 	}
 	state.Last, state.NextAttempt, state.UrgentAttempt = result, time.Time{}, time.Time{}
-	if kind == none {
+	if kind == reason.BackOffNone {
 		return
 	}
 	state.Failures++
-	pause := kind.delay(state.Failures, retryAfter, rand.Float64()) //nolint:gosec // G404: jitter
+	pause := kind.Delay(state.Failures, retryAfter, rand.Float64()) //nolint:gosec // G404: jitter
 	if remains := notAfter.Sub(now); remains > 0 {
-		pause = min(pause, max(laterFirst, remains/2))
+		pause = min(pause, max(reason.BackOffLater.Delay(1, 0, 0), remains/2))
 	}
 	state.NextAttempt = now.Add(pause)
 }
@@ -100,7 +67,7 @@ func addFailure(state *cache.State, result *cache.Result, retryAfter time.Durati
 // notAfter. Call spreadAfterOutage only if the certificate is due for its age alone: every other
 // replacement is urgent. If it becomes urgent during the delay, UrgentAttempt applies.
 func spreadAfterOutage(state *cache.State, notAfter, now time.Time) {
-	if reason := Reason(state.Last.Reason); reason != APIUnreachable && reason != apiOverloaded || state.Failures < spreadFrom {
+	if why := reason.Reason(state.Last.Reason); why != reason.APIUnreachable && why != reason.APIOverloaded || state.Failures < spreadFrom {
 		return
 	}
 	pause := min(notAfter.Sub(now)/spreadPart, spreadMost)
@@ -111,10 +78,10 @@ func spreadAfterOutage(state *cache.State, notAfter, now time.Time) {
 }
 
 // backOffAfter returns the back-off of the reason. A request that was given up counts as failed.
-func backOffAfter(result *cache.Result) backOff {
-	kind := Reason(result.Reason).info().backOff
-	if result.Wasted && (kind == soon || kind == busy) {
-		return later
+func backOffAfter(result *cache.Result) reason.BackOff {
+	kind := reason.Reason(result.Reason).Info().BackOff
+	if result.Wasted && (kind == reason.BackOffSoon || kind == reason.BackOffBusy) {
+		return reason.BackOffLater
 	}
 	return kind
 }
@@ -135,7 +102,7 @@ func addCertificate(state *cache.State, result *cache.Result, notAfter, now time
 	if state.Hasty == 0 {
 		return
 	}
-	pause := min(later.delay(state.Hasty, 0, rand.Float64()), notAfter.Sub(now)/2) //nolint:gosec // G404: jitter
+	pause := min(reason.BackOffLater.Delay(state.Hasty, 0, rand.Float64()), notAfter.Sub(now)/2) //nolint:gosec // G404: jitter
 	state.NextAttempt = now.Add(pause)
 	result.Message = fmt.Sprintf("CertificateSigningRequest %s: %d certificates were issued within a short time, and the plugin needs another one",
 		result.Request, state.Hasty+1)

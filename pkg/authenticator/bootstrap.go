@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
@@ -70,7 +71,7 @@ func (a *Authenticator) deleteBootstrap(ctx context.Context, lock *cache.Lock, p
 	}
 	to, err := a.node().OwnAccess(pair)
 	if err != nil {
-		return false, AsFailure(fmt.Errorf("%s is kept: %w", file, err))
+		return false, reason.AsFailure(fmt.Errorf("%s is kept: %w", file, err))
 	}
 	if !to.Cluster.SameCluster(k.Cluster) {
 		return false, nil // the copy is for another cluster, which the node will join
@@ -82,7 +83,7 @@ func (a *Authenticator) deleteBootstrap(ctx context.Context, lock *cache.Lock, p
 		err = fmt.Errorf("the API server answers the node's certificate with status %d, user %.253q", review.Status, review.Username)
 	}
 	if err != nil {
-		return false, fmt.Errorf("%s is kept for now: %w", file, bareURL(err))
+		return false, fmt.Errorf("%s is kept for now: %w", file, reason.BareURL(err))
 	}
 	state, err := a.dir.State()
 	if err != nil {

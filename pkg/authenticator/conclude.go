@@ -11,6 +11,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
@@ -58,8 +59,8 @@ func (e *enrolment) check(decision csr.Decision) (*cache.Pair, error) {
 	e.worker.enter(StepCheck)
 	pending := e.pending
 	name := pending.Last().Name
-	why := func(reason Reason, verb, hint string) error {
-		return &Failure{reason, hint, fmt.Errorf("CertificateSigningRequest %s: %s by signer %s: %q", name, verb, nodestate.SignerOf(pending), text.WithReason(decision.Reason, decision.Message))}
+	why := func(r reason.Reason, verb, hint string) error {
+		return r.Failure(hint, fmt.Errorf("CertificateSigningRequest %s: %s by signer %s: %q", name, verb, nodestate.SignerOf(pending), text.WithReason(decision.Reason, decision.Message)))
 	}
 	switch decision.Outcome {
 	case csr.Denied:
@@ -67,19 +68,19 @@ func (e *enrolment) check(decision csr.Decision) (*cache.Pair, error) {
 			return nil, e.noCommonVersion(decision)
 		}
 		if decision.Reason == attestation.ReasonSuspended {
-			return nil, why(MachineSuspended, "denied", nodeaccess.Suspended.Remedy())
+			return nil, why(reason.MachineSuspended, "denied", nodeaccess.Suspended.Remedy())
 		}
 		hint := explainHint(decision.Reason, "approver")
 		if decision.Reason == attestation.ReasonNodeRegistered {
 			hint = fmt.Sprintf("if this machine is that node and its record was lost, delete the Node: kubectl delete node %s; a new request follows after a pause, or with the command renew", pending.NodeName)
 		}
-		denied := why(RequestDenied, "denied", hint)
+		denied := why(reason.RequestDenied, "denied", hint)
 		if decision.Reason == attestation.ReasonUnknownCredential || decision.Reason == attestation.ReasonRequesterNotAllowed {
 			return nil, &credentialDeniedError{denied}
 		}
 		return nil, denied
 	case csr.Failed:
-		return nil, why(requestFailed, "failed", explainHint(decision.Reason, "signer"))
+		return nil, why(reason.RequestFailed, "failed", explainHint(decision.Reason, "signer"))
 	case csr.Issued:
 		return e.checkIssued(decision.Certificate)
 	default:
@@ -111,9 +112,9 @@ func (e *enrolment) noCommonVersion(decision csr.Decision) error {
 	if challenger, ok := e.worker.plugin.provider.(provider.Challenger); ok {
 		accepted = challenger.Versions()
 	}
-	return &Failure{RequestDenied, versionHint,
+	return reason.RequestDenied.Failure(versionHint,
 		fmt.Errorf("CertificateSigningRequest %s: no common version of the evidence: this plugin accepts %s, the controller serves %q",
-			pending.Last().Name, accepted, text.Line(decision.Versions, 256))}
+			pending.Last().Name, accepted, text.Line(decision.Versions, 256)))
 }
 
 // takesEarly reports whether to install a certificate that is not yet valid by this machine's
@@ -147,7 +148,7 @@ func (e *enrolment) checkIssued(certificate []byte) (*cache.Pair, error) {
 		err = nil
 	}
 	if err != nil {
-		return nil, AsFailure(fmt.Errorf("CertificateSigningRequest %s: issued %w", pending.Last().Name, err))
+		return nil, reason.AsFailure(fmt.Errorf("CertificateSigningRequest %s: issued %w", pending.Last().Name, err))
 	}
 	return &cache.Pair{Chain: chain, Key: pending.Key, Leaf: leaf, Origin: &pending.Cluster}, nil
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/strict"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/trustedfile"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
@@ -123,14 +124,14 @@ func LoadConfig(path string, optional bool) (Config, error) {
 		return c, nil
 	case errors.As(err, &untrusted):
 		findPaths(trustedfile.ReadUntrusted(path), &c)
-		return c, &Failure{Configuration, untrusted.Hint, fmt.Errorf("configuration file %s: %w", path, err)}
+		return c, reason.Configuration.Failure(untrusted.Hint, fmt.Errorf("configuration file %s: %w", path, err))
 	case err != nil:
-		return c, &Failure{Configuration, "name an existing file with --config", fmt.Errorf("configuration file: %w", err)}
+		return c, reason.Configuration.Failure("name an existing file with --config", fmt.Errorf("configuration file: %w", err))
 	}
 	if err := ParseConfig(data, &c); err != nil {
 		c = DefaultConfig()
 		findPaths(data, &c)
-		return c, &Failure{Configuration, "see kubelet-authenticator-config(5), docs/configuration.md, for the fields of " + configKind, fmt.Errorf("configuration file %s: %w", path, err)}
+		return c, reason.Configuration.Failure("see kubelet-authenticator-config(5), docs/configuration.md, for the fields of "+configKind, fmt.Errorf("configuration file %s: %w", path, err))
 	}
 	return c, nil
 }

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 )
 
 const configHead = "apiVersion: authenticator.cluster.x-k8s.io/v1alpha1\nkind: KubeletAuthenticatorConfiguration\n"
@@ -162,7 +163,7 @@ func TestLoadConfig(t *testing.T) {
 	})
 	t.Run("none, but one was named", func(t *testing.T) {
 		got, err := LoadConfig(missing, false)
-		if failure := wantFailure(t, err, Configuration); !strings.Contains(failure.Error(), missing) || !errors.Is(err, os.ErrNotExist) {
+		if failure := plugintest.WantFailure(t, err, reason.Configuration); !strings.Contains(failure.Error(), missing) || !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("got %v", err)
 		}
 		if got != DefaultConfig() {
@@ -176,7 +177,7 @@ func TestLoadConfig(t *testing.T) {
 			t.Fatal(err)
 		}
 		got, err := LoadConfig(path, true)
-		if failure := wantFailure(t, err, Configuration); !strings.Contains(failure.Error(), "others may write it") || !strings.Contains(failure.Hint, "chmod go-w "+path) {
+		if failure := plugintest.WantFailure(t, err, reason.Configuration); !strings.Contains(failure.Error(), "others may write it") || !strings.Contains(failure.Hint, "chmod go-w "+path) {
 			t.Errorf("got %v, hint %s", failure, failure.Hint)
 		}
 		want := DefaultConfig()
@@ -189,7 +190,7 @@ func TestLoadConfig(t *testing.T) {
 		for _, optional := range []bool{true, false} {
 			dir := t.TempDir()
 			_, err := LoadConfig(dir, optional)
-			if failure := wantFailure(t, err, Configuration); !strings.Contains(failure.Error(), dir) {
+			if failure := plugintest.WantFailure(t, err, reason.Configuration); !strings.Contains(failure.Error(), dir) {
 				t.Errorf("got %v", err)
 			}
 		}
@@ -212,7 +213,7 @@ func TestLoadConfig(t *testing.T) {
 			}
 			path := file(t, head+"certDir: /elsewhere\n"+wrong)
 			got, err := LoadConfig(path, true)
-			if failure := wantFailure(t, err, Configuration); !strings.Contains(failure.Error(), path) {
+			if failure := plugintest.WantFailure(t, err, reason.Configuration); !strings.Contains(failure.Error(), path) {
 				t.Errorf("it does not name the file: %v", err)
 			}
 			if got.CertDir != "/elsewhere" {
@@ -241,7 +242,7 @@ func TestCertificateDirectoryIsFoundInABrokenFile(t *testing.T) {
 			t.Fatal(err)
 		}
 		config, err := LoadConfig(path, false)
-		_ = wantFailure(t, err, Configuration)
+		_ = plugintest.WantFailure(t, err, reason.Configuration)
 		if config.CertDir != c.want {
 			t.Errorf("%s: %q, want %q", name, config.CertDir, c.want)
 		}

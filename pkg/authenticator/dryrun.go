@@ -11,6 +11,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
@@ -40,7 +41,7 @@ type Report struct {
 	// Failure is set if a run would fail, or if the request for the next certificate cannot be
 	// made or would be refused. It is nil if a certificate is served and the API server cannot
 	// be asked.
-	Failure *Failure
+	Failure *reason.Failure
 
 	// skipped is set if no API server has seen the request.
 	skipped bool
@@ -59,21 +60,21 @@ func (a *Authenticator) DryRun(ctx context.Context) *Report {
 }
 
 // try builds the request and has the API server check it.
-func (r *Report) try(ctx context.Context, a *Authenticator, status certificateStatus) *Failure {
+func (r *Report) try(ctx context.Context, a *Authenticator, status certificateStatus) *reason.Failure {
 	if failure := a.cannotRequest(status); failure != nil {
 		return failure
 	}
 	r.Provider = a.provider.Name()
 	pending, key, err := a.requestBuilder().first(ctx, status.nodeName, cache.Origin{}, "", nodestate.ReadState(a.dir).Remembered[a.provider.Name()])
 	if err != nil {
-		return AsFailure(err)
+		return reason.AsFailure(err)
 	}
 	r.ProviderID = pending.ProviderID
 	first := pending.Last()
 	if inspector, ok := a.provider.(provider.Inspector); ok {
 		content, err := attestation.Parse(first.Request)
 		if err != nil {
-			return AsFailure(err)
+			return reason.AsFailure(err)
 		}
 		r.Evidence = inspector.Explain(content.Data)
 	}
@@ -82,20 +83,20 @@ func (r *Report) try(ctx context.Context, a *Authenticator, status certificateSt
 }
 
 // cannotRequest returns why no request can be built, nil if one can.
-func (a *Authenticator) cannotRequest(status certificateStatus) *Failure {
+func (a *Authenticator) cannotRequest(status certificateStatus) *reason.Failure {
 	switch {
 	case a.invalid != nil:
-		return AsFailure(a.invalid)
+		return reason.AsFailure(a.invalid)
 	case status.permanent:
-		return AsFailure(status.problem)
+		return reason.AsFailure(status.problem)
 	case status.nameErr != nil:
-		return &Failure{Configuration, "set --node-name", status.nameErr}
+		return reason.Configuration.Failure("set --node-name", status.nameErr)
 	}
 	return nil
 }
 
 // conclude sets the verdict, given what keeps the node from the next certificate.
-func (r *Report) conclude(a *Authenticator, status certificateStatus, failure *Failure) {
+func (r *Report) conclude(a *Authenticator, status certificateStatus, failure *reason.Failure) {
 	const succeeds, fails = "a run would succeed: ", "a run would fail: "
 	switch {
 	case status.permanent, status.pair == nil && failure != nil:
@@ -152,11 +153,11 @@ func (r *Report) describe(a *Authenticator, status certificateStatus) {
 }
 
 // check shows the request to the API server if one is known.
-func (r *Report) check(ctx context.Context, a *Authenticator, status certificateStatus) *Failure {
+func (r *Report) check(ctx context.Context, a *Authenticator, status certificateStatus) *reason.Failure {
 	to, _, err := a.access(status)
 	if err != nil {
 		r.skip(err)
-		return AsFailure(err)
+		return reason.AsFailure(err)
 	}
 	r.Server, r.Credential = to.Config.Host, to.Credential
 	client, err := csr.NewClient(to.Config)
@@ -167,8 +168,8 @@ func (r *Report) check(ctx context.Context, a *Authenticator, status certificate
 		r.Check = "accepted"
 		return nil
 	}
-	failure := a.blameClock(classifyAPIError(err, to.Credential))
-	if failure.Reason == APIUnreachable || failure.Reason == apiOverloaded {
+	failure := reason.BlameClock(reason.ClassifyAPIError(err, to.Credential), a.now(), a.built)
+	if failure.Reason == reason.APIUnreachable || failure.Reason == reason.APIOverloaded {
 		r.skip(failure)
 	} else {
 		r.Check = "refused: " + failure.Error()

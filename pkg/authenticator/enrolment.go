@@ -15,6 +15,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
@@ -49,10 +50,10 @@ type enrolment struct {
 func (w *worker) enrol(ctx context.Context, status certificateStatus, to nodeaccess.Access) error {
 	client, err := csr.NewClient(to.Config)
 	if err != nil {
-		return &Failure{Configuration, "check the kubeconfig", err}
+		return reason.Configuration.Failure("check the kubeconfig", err)
 	}
 	e := &enrolment{worker: w, status: status, to: to, client: client}
-	var again *Failure
+	var again *reason.Failure
 	for range maxAttempts {
 		if err := e.resume(); err != nil {
 			return err
@@ -259,13 +260,13 @@ func (e *enrolment) handleRequestError(ctx context.Context, request *certificate
 	case e.to.Own && apierrors.IsUnauthorized(err):
 		return fmt.Errorf("%w: %w", errRejected, err)
 	}
-	failure := e.worker.plugin.blameClock(classifyAPIError(err, e.to.Credential))
-	if failure.Reason == bootstrapRefused && e.worker.plugin.node().WhyBootstrap(e.status.pair, e.status.rejected) == "" {
+	failure := reason.BlameClock(reason.ClassifyAPIError(err, e.to.Credential), e.worker.plugin.now(), e.worker.plugin.built)
+	if failure.Reason == reason.BootstrapRefused && e.worker.plugin.node().WhyBootstrap(e.status.pair, e.status.rejected) == "" {
 		e.worker.result.Wasted = e.worker.result.Wasted || e.pending.Last().UID != ""
 		e.worker.spent = true // the next request is a new one, with the node's own certificate
 		return failure
 	}
-	refused := failure.Reason == apiRefused || failure.Reason == CertificateRevoked || failure.Reason == MachineSuspended
+	refused := failure.Reason == reason.APIRefused || failure.Reason == reason.CertificateRevoked || failure.Reason == reason.MachineSuspended
 	if !refused || e.pending.Last().UID != "" || !e.neverCreated(ctx) {
 		return failure
 	}
@@ -291,24 +292,24 @@ func (e *enrolment) neverCreated(ctx context.Context) bool {
 
 // startOver returns the reason to file another request or another hello at once, nil if there is
 // none. After the last attempt, enrol returns that reason as its Failure.
-func (e *enrolment) startOver(decision csr.Decision, err error) *Failure {
+func (e *enrolment) startOver(decision csr.Decision, err error) *reason.Failure {
 	var stale *provider.Error
 	last := e.pending.Last()
 	switch {
 	case errors.As(err, &stale) && stale.Class == provider.Stale:
-		return &Failure{challengeUnanswered, stale.Hint, fmt.Errorf("CertificateSigningRequest %s: %w", last.Name, err)}
+		return reason.ChallengeUnanswered.Failure(stale.Hint, fmt.Errorf("CertificateSigningRequest %s: %w", last.Name, err))
 	case err != nil:
 		return nil //nolint:nilerr // another request would fail, too; the caller has the error
 	case decision.Outcome == csr.Deleted:
-		return &Failure{requestFailed, "find who deletes CertificateSigningRequests",
-			fmt.Errorf("CertificateSigningRequest %s: deleted, like those before it", last.Name)}
+		return reason.RequestFailed.Failure("find who deletes CertificateSigningRequests",
+			fmt.Errorf("CertificateSigningRequest %s: deleted, like those before it", last.Name))
 	case decision.Outcome == csr.Denied && decision.Reason == attestation.ReasonExpired && !last.Hello && len(e.pending.Requests) > 1:
-		return &Failure{challengeUnanswered, "the state file shows how long each phase took; the controller sets how long a challenge is valid",
-			fmt.Errorf("CertificateSigningRequest %s: the challenge had expired, like those before it", last.Name)}
+		return reason.ChallengeUnanswered.Failure("the state file shows how long each phase took; the controller sets how long a challenge is valid",
+			fmt.Errorf("CertificateSigningRequest %s: the challenge had expired, like those before it", last.Name))
 	case decision.Outcome == csr.Denied && decision.Reason == attestation.ReasonCompleted && last.Hello:
 		// The node was not denied: a proof followed that is not in this state directory.
-		return &Failure{RequestDenied, "see whether two machines use this state directory",
-			fmt.Errorf("CertificateSigningRequest %s: another proof has completed the hello: %q", last.Name, decision.Message)}
+		return reason.RequestDenied.Failure("see whether two machines use this state directory",
+			fmt.Errorf("CertificateSigningRequest %s: another proof has completed the hello: %q", last.Name, decision.Message))
 	case decision.Outcome == csr.Denied && decision.Reason == attestation.ReasonVersion && last.Hello:
 		return e.negotiate(decision)
 	}
@@ -319,7 +320,7 @@ func (e *enrolment) startOver(decision csr.Decision, err error) *Failure {
 // tried before. Nothing vouches for the controller's list, but a forged list cannot force an old
 // version. Each hello lists the versions that the node accepts. The controller refuses a hello in
 // an older version than necessary.
-func (e *enrolment) negotiate(decision csr.Decision) *Failure {
+func (e *enrolment) negotiate(decision csr.Decision) *reason.Failure {
 	challenger, ok := e.worker.plugin.provider.(provider.Challenger)
 	served, err := attestation.ParseVersions(decision.Versions)
 	if !ok || err != nil {
@@ -331,7 +332,7 @@ func (e *enrolment) negotiate(decision csr.Decision) *Failure {
 		return nil
 	}
 	e.worker.version = next
-	return &Failure{RequestDenied, versionHint,
+	return reason.RequestDenied.Failure(versionHint,
 		fmt.Errorf("CertificateSigningRequest %s: the controller does not accept evidence of version %s: this plugin accepts %s, the controller serves %s",
-			e.pending.Last().Name, e.pending.AttestationVersion, challenger.Versions(), served)}
+			e.pending.Last().Name, e.pending.AttestationVersion, challenger.Versions(), served))
 }

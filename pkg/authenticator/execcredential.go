@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -53,12 +54,12 @@ func ParseExecInfo(value string) (ExecInfo, error) {
 		Spec            clientauthentication.ExecCredentialSpec `json:"spec"`
 	}
 	if err := json.Unmarshal([]byte(value), &ask); err != nil {
-		return ExecInfo{}, &Failure{execAPI, "client-go sets it for the plugin; to run the plugin by hand, unset it",
-			fmt.Errorf("%s: not an ExecCredential in JSON", ExecInfoVariable)}
+		return ExecInfo{}, reason.ExecAPI.Failure("client-go sets it for the plugin; to run the plugin by hand, unset it",
+			fmt.Errorf("%s: not an ExecCredential in JSON", ExecInfoVariable))
 	}
 	if ask.Kind != "ExecCredential" || ask.APIVersion != execV1 && ask.APIVersion != execV1beta1 {
-		return ExecInfo{}, &Failure{execAPI, "set apiVersion in the kubeconfig's exec stanza to " + execV1,
-			fmt.Errorf("%s: asks for %.64q of %.64q, not for an ExecCredential of %s or %s", ExecInfoVariable, ask.Kind, ask.APIVersion, execV1, execV1beta1)}
+		return ExecInfo{}, reason.ExecAPI.Failure("set apiVersion in the kubeconfig's exec stanza to "+execV1,
+			fmt.Errorf("%s: asks for %.64q of %.64q, not for an ExecCredential of %s or %s", ExecInfoVariable, ask.Kind, ask.APIVersion, execV1, execV1beta1))
 	}
 	return ExecInfo{APIVersion: ask.APIVersion, Cluster: ask.Spec.Cluster}, nil
 }

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -75,7 +76,7 @@ func TestParseExecInfoRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := ParseExecInfo(value)
-			failure := wantFailure(t, err, execAPI)
+			failure := plugintest.WantFailure(t, err, reason.ExecAPI)
 			if got != (ExecInfo{}) {
 				t.Errorf("something came with the error: %+v", got)
 			}
@@ -96,8 +97,8 @@ func FuzzParseExecInfo(f *testing.F) {
 	f.Fuzz(func(t *testing.T, value string) {
 		got, err := ParseExecInfo(value)
 		if err != nil {
-			var failure *Failure
-			if !errors.As(err, &failure) || failure.Reason != execAPI || len(failure.Error()) > 2000 || plugintest.NotOneLine(failure.Error()) != "" {
+			var failure *reason.Failure
+			if !errors.As(err, &failure) || failure.Reason != reason.ExecAPI || len(failure.Error()) > 2000 || plugintest.NotOneLine(failure.Error()) != "" {
 				t.Fatalf("%v", err)
 			}
 			return

@@ -6,6 +6,8 @@ import (
 	"context"
 	"crypto/x509"
 	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 )
 
 // startRetryPause is the time between two attempts to start a worker during a back-off.
@@ -17,7 +19,7 @@ const startRetryPause = 500 * time.Millisecond
 // caution.
 func (a *Authenticator) AwaitFirst(ctx context.Context, wait time.Duration, remark func(error)) (*x509.Certificate, error) {
 	if a.invalid != nil {
-		return nil, AsFailure(a.invalid)
+		return nil, reason.AsFailure(a.invalid)
 	}
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
@@ -30,11 +32,11 @@ func (a *Authenticator) AwaitFirst(ctx context.Context, wait time.Duration, rema
 			once(waits)
 		}
 	}
-	var last Reason
+	var last reason.Reason
 	for {
 		status := a.loadStatus()
 		if status.permanent {
-			return nil, AsFailure(status.problem)
+			return nil, reason.AsFailure(status.problem)
 		}
 		if status.pair != nil && !status.rejected && !status.foreign {
 			supervisor.awaitWorkerEnd()
@@ -51,8 +53,8 @@ func (a *Authenticator) AwaitFirst(ctx context.Context, wait time.Duration, rema
 		if ctx.Err() != nil {
 			return nil, supervisor.whyNotYet(wait)
 		}
-		if reason := AsFailure(failure).Reason; reason != last {
-			last = reason
+		if why := reason.AsFailure(failure).Reason; why != last {
+			last = why
 			remark(failure)
 		}
 		select {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -101,7 +102,7 @@ func TestAwaitFirstGivesUpAtOnce(t *testing.T) {
 	a := testAuthenticator(t)
 	a.invalid = errors.New("wrong")
 	_, err := a.AwaitFirst(t.Context(), time.Hour, none)
-	mustFail(t, err, Unexpected)
+	plugintest.MustFail(t, err, reason.Unexpected)
 
 	a = testAuthenticator(t)
 	plugintest.Put(t, a.dir, "x", nil, 0o600)
@@ -109,7 +110,7 @@ func TestAwaitFirstGivesUpAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = a.AwaitFirst(t.Context(), time.Hour, none)
-	mustFail(t, err, directoryRefused)
+	plugintest.MustFail(t, err, reason.DirectoryRefused)
 }
 
 func TestAwaitFirstTakesWhatIsThere(t *testing.T) {

@@ -49,28 +49,3 @@ func testAuthenticator(t testing.TB) *Authenticator {
 		},
 	}
 }
-
-// wantFailure returns the Failure in err if it has that reason and its text fits on one line of a
-// log.
-func wantFailure(t testing.TB, err error, reason Reason) *Failure {
-	t.Helper()
-	var failure *Failure
-	if !errors.As(err, &failure) {
-		t.Fatalf("got %v, want a Failure with reason %s", err, reason)
-	}
-	if failure.Reason != reason {
-		t.Errorf("reason %s, want %s: %v", failure.Reason, reason, err)
-	}
-	for what, text := range map[string]string{"error": failure.Error(), "hint": failure.Hint} {
-		if problem := plugintest.NotOneLine(text); problem != "" {
-			t.Errorf("the %s %s: %.200q", what, problem, text)
-		}
-	}
-	return failure
-}
-
-// mustFail is wantFailure for those who want no more of it.
-func mustFail(t testing.TB, err error, reason Reason) {
-	t.Helper()
-	_ = wantFailure(t, err, reason)
-}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/trustedfile"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
@@ -29,16 +30,16 @@ func (a *Authenticator) Identify(ctx context.Context) (*Identity, error) {
 	}
 	node, err := nodeaccess.FindNodeName(a.nodeName)
 	if err != nil {
-		return nil, &Failure{Configuration, trustedfile.Hint(err, "set --node-name"), err}
+		return nil, reason.Configuration.Failure(trustedfile.Hint(err, "set --node-name"), err)
 	}
 	identity := &Identity{NodeName: node.Name, ProviderID: a.providerID, Provider: inspector.Name()}
 	if identity.ProviderID == "" {
 		if identity.ProviderID, err = inspector.ProviderID(ctx); err != nil {
-			return nil, classifyProviderError(inspector, "provider ID", err)
+			return nil, reason.ClassifyProviderError(inspector, "provider ID", err)
 		}
 	}
 	if identity.Device, err = inspector.Identify(ctx); err != nil {
-		return nil, classifyProviderError(inspector, "identity", err)
+		return nil, reason.ClassifyProviderError(inspector, "identity", err)
 	}
 	return identity, nil
 }
@@ -51,7 +52,7 @@ func (a *Authenticator) SelfTest(ctx context.Context, report func(provider.Check
 		return err
 	}
 	if err := inspector.SelfTest(ctx, report); err != nil {
-		return classifyProviderError(inspector, "self-test", err)
+		return reason.ClassifyProviderError(inspector, "self-test", err)
 	}
 	return nil
 }
@@ -63,7 +64,7 @@ func (a *Authenticator) inspector() (provider.Inspector, error) {
 	}
 	inspector, ok := a.provider.(provider.Inspector)
 	if !ok {
-		return nil, &Failure{Configuration, "name another with --provider", fmt.Errorf("provider %s: there is no device behind it", a.provider.Name())}
+		return nil, reason.Configuration.Failure("name another with --provider", fmt.Errorf("provider %s: there is no device behind it", a.provider.Name()))
 	}
 	return inspector, nil
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -100,12 +101,12 @@ func lastWorkerMetrics(text *metricsText, last *cache.Result) {
 	var result, took []sample
 	if last != nil {
 		started, finished = timestamp(last.Started), timestamp(last.Finished)
-		reason := resultSuccess
+		outcome := resultSuccess
 		if last.Reason != "" {
 			// another release may have written another name
-			reason = string(Reason(last.Reason).info().Reason)
+			outcome = string(reason.Reason(last.Reason).Info().Reason)
 		}
-		result, took = []sample{{label("reason", reason), 1}}, phases(last)
+		result, took = []sample{{label("reason", outcome), 1}}, phases(last)
 	}
 	text.gauge("last_worker_start_timestamp_seconds", "Start of the worker that ended last, 0 if none has.", started)
 	text.gauge("last_worker_end_timestamp_seconds", "End of the worker that ended last, 0 if none has.", finished)

@@ -25,6 +25,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -140,7 +141,7 @@ func TestFailedWorkerWritesMetrics(t *testing.T) {
 	pair := plugintest.NewPair(t, dueSoon)
 	plugintest.InstallPair(t, a.dir, pair)
 	for n := 1.0; n <= 2; n++ {
-		mustFail(t, a.Work(t.Context()), bootstrapRefused)
+		plugintest.MustFail(t, a.Work(t.Context()), reason.BootstrapRefused)
 		state, err := a.dir.State()
 		if err != nil {
 			t.Fatal(err)
@@ -307,7 +308,7 @@ func TestMetricsHaveClosedSetsOfLabels(t *testing.T) {
 	if phases != 1 {
 		t.Errorf("%d phases: %v", phases, got)
 	}
-	for _, info := range Reasons() {
+	for _, info := range reason.All() {
 		if info.Reason == resultSuccess {
 			t.Errorf("%s is a failure", info.Reason)
 		}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/insecure"
 )
@@ -81,7 +82,7 @@ func TestNewRefusesWhatCannotWork(t *testing.T) {
 			config.Provider = insecure.Name
 			c.change(&config)
 			a, err := New(Options{Config: config, Providers: testProviders()})
-			failure := wantFailure(t, err, Configuration)
+			failure := plugintest.WantFailure(t, err, reason.Configuration)
 			if !strings.Contains(failure.Error(), c.says) || failure.Hint == "" {
 				t.Errorf("it does not say %q, or gives no hint: %v", c.says, failure)
 			}
@@ -152,7 +153,7 @@ func TestNewWithoutStartWorker(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = a.Run(t.Context())
-	_ = wantFailure(t, err, WorkerUnavailable)
+	_ = plugintest.WantFailure(t, err, reason.WorkerUnavailable)
 }
 
 // Steps is what tests stop a run or a worker at: one that is not in it goes untested.

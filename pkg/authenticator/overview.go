@@ -9,6 +9,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
@@ -174,7 +175,7 @@ func (o *Overview) describeCredential(a *Authenticator, status certificateStatus
 	}
 	to, why, err := a.access(status)
 	if err != nil {
-		failure := AsFailure(err)
+		failure := reason.AsFailure(err)
 		o.Credential = CredentialOverview{Why: why, Problem: failure.Error(), Hint: failure.Hint}
 		return
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -16,26 +17,26 @@ import (
 func (o *Overview) judge(a *Authenticator, status certificateStatus, now time.Time) {
 	attempt, hint, failed := o.attempt()
 	if status.permanent {
-		failure := AsFailure(status.problem)
+		failure := reason.AsFailure(status.problem)
 		o.set(StateUnknown, failure.Reason, failure.Error(), failure.Hint)
 		return
 	}
 	if status.pair == nil {
 		if a.invalid != nil {
-			attempt, hint = a.invalid.Error(), AsFailure(a.invalid).Hint
+			attempt, hint = a.invalid.Error(), reason.AsFailure(a.invalid).Hint
 		}
-		state, reason := StateNone, NoCertificate
+		state, why := StateNone, reason.NoCertificate
 		var unusable *cache.UnusableError
 		if errors.As(status.problem, &unusable) && unusable.Clock {
-			state, reason = StateExpired, CertificateExpired
+			state, why = StateExpired, reason.CertificateExpired
 		}
-		o.set(state, reason, fmt.Sprintf("%v; %s", status.problem, attempt), hint)
+		o.set(state, why, fmt.Sprintf("%v; %s", status.problem, attempt), hint)
 		return
 	}
 	until := inSeconds(status.pair.Leaf.NotAfter).Format(time.RFC3339)
 	served := fmt.Sprintf("the certificate is served, to %s at most, but ", until)
 	if a.invalid != nil {
-		o.set(StateFailing, RenewalFailing, served+"the configuration is wrong: "+a.invalid.Error(), AsFailure(a.invalid).Hint)
+		o.set(StateFailing, reason.RenewalFailing, served+"the configuration is wrong: "+a.invalid.Error(), reason.AsFailure(a.invalid).Hint)
 		return
 	}
 	if status.due == "" {
@@ -49,21 +50,21 @@ func (o *Overview) judge(a *Authenticator, status certificateStatus, now time.Ti
 		return
 	}
 	if failed || status.rejected {
-		o.set(StateFailing, RenewalFailing, served+status.due+"; "+attempt, hint)
+		o.set(StateFailing, reason.RenewalFailing, served+status.due+"; "+attempt, hint)
 		return
 	}
 	if late := o.overdue(status, now); late != "" {
-		o.set(StateFailing, RenewalFailing, served+late+"; "+attempt, hint)
+		o.set(StateFailing, reason.RenewalFailing, served+late+"; "+attempt, hint)
 		return
 	}
-	o.set(StateDue, CertificateDue, fmt.Sprintf("valid to %s, but a new one is wanted: %s; %s", until, status.due, attempt), hint)
+	o.set(StateDue, reason.CertificateDue, fmt.Sprintf("valid to %s, but a new one is wanted: %s; %s", until, status.due, attempt), hint)
 }
 
 // set sets a state other than StateOK.
-func (o *Overview) set(state State, reason Reason, message, hint string) {
-	o.State, o.Message, o.Hint = state, text.Line(message, maxMessage), hint
+func (o *Overview) set(state State, why reason.Reason, message, hint string) {
+	o.State, o.Message, o.Hint = state, text.Line(message, reason.MaxMessage), hint
 	// the Overview has the message and the hint
-	o.failure = &Failure{reason, "", fmt.Errorf("the node's certificate: %s", state)}
+	o.failure = why.Failure("", fmt.Errorf("the node's certificate: %s", state))
 }
 
 // attempt describes the attempt to get a new certificate, and reports whether it has failed.
@@ -81,7 +82,7 @@ func (o *Overview) attempt() (message, hint string, failed bool) {
 	switch {
 	case o.Worker.Died:
 		return "the last worker died without a result", "see the worker's log in the certificate directory", true
-	case last != nil && last.Reason != "" && Reason(last.Reason) != WaitingForSigner:
+	case last != nil && last.Reason != "" && reason.Reason(last.Reason) != reason.WaitingForSigner:
 		message = fmt.Sprintf("%s, %d in a row: %s", last.Reason, o.Failures, last.Message)
 		return message, last.Hint, true
 	case last != nil && last.Reason == "" && last.Message != "": // issued again and again

@@ -22,6 +22,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
@@ -65,10 +66,10 @@ func pendingSince(at time.Time, uid string) *cache.Pending {
 	}
 }
 
-func failedWith(reason Reason, at time.Time) *cache.State {
+func failedWith(why reason.Reason, at time.Time) *cache.State {
 	return &cache.State{
 		Failures: 3, NextAttempt: at.Add(5 * time.Minute),
-		Last: &cache.Result{Worker: process.ID{PID: 1, Start: 1}, Reason: string(reason), Message: "it did not work", Hint: "mend it", Request: "node-csr-w",
+		Last: &cache.Result{Worker: process.ID{PID: 1, Start: 1}, Reason: string(why), Message: "it did not work", Hint: "mend it", Request: "node-csr-w",
 			Started: at.Add(-time.Minute), Finished: at, Phases: []cache.Phase{{Name: "lock", Milliseconds: 1.5}}},
 	}
 }
@@ -89,7 +90,7 @@ func TestOverviewStates(t *testing.T) {
 		"a good certificate": {func(t *testing.T, a *Authenticator) { plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil)) }, StateOK, 0, "valid to 2026-11-21T00:00:00Z, due at "},
 		"a good one, after a failure": {func(t *testing.T, a *Authenticator) {
 			plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil))
-			putRecord(t, a, failedWith(APIUnreachable, plugintest.Noon.Add(-time.Hour)))
+			putRecord(t, a, failedWith(reason.APIUnreachable, plugintest.Noon.Add(-time.Hour)))
 		}, StateOK, 0, "valid to"},
 		"a provider that does not renew, at the end": {func(t *testing.T, a *Authenticator) {
 			a.provider = plugintest.Provider{}
@@ -110,7 +111,7 @@ func TestOverviewStates(t *testing.T) {
 		}, StateDue, 40, "node-csr-x waits for being filed with https://cluster.example.com"},
 		"due, and waiting for the signer": {func(t *testing.T, a *Authenticator) {
 			plugintest.InstallPair(t, a.dir, justDue(t, a))
-			putRecord(t, a, failedWith(WaitingForSigner, a.now()))
+			putRecord(t, a, failedWith(reason.WaitingForSigner, a.now()))
 		}, StateDue, 40, "nearly over"},
 		"due, because others could read the key": {func(t *testing.T, a *Authenticator) {
 			plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil))
@@ -125,7 +126,7 @@ func TestOverviewStates(t *testing.T) {
 		}, StateFailing, 41, "a request has been pending since"},
 		"due, and failing": {func(t *testing.T, a *Authenticator) {
 			plugintest.InstallPair(t, a.dir, justDue(t, a))
-			putRecord(t, a, failedWith(APIUnreachable, a.now()))
+			putRecord(t, a, failedWith(reason.APIUnreachable, a.now()))
 		}, StateFailing, 41, "APIUnreachable, 3 in a row: it did not work"},
 		"due, and the worker died": {func(t *testing.T, a *Authenticator) {
 			plugintest.InstallPair(t, a.dir, justDue(t, a))
@@ -145,7 +146,7 @@ func TestOverviewStates(t *testing.T) {
 		}, StateDue, 40, "no request can be filed"},
 		"due, and the worker that failed has ended": {func(t *testing.T, a *Authenticator) {
 			plugintest.InstallPair(t, a.dir, justDue(t, a))
-			state := failedWith(APIUnreachable, a.now())
+			state := failedWith(reason.APIUnreachable, a.now())
 			state.Last.Worker = process.ID{PID: 1 << 22, Start: 1}
 			putRecord(t, a, state)
 			deadWorker(t, a, state.Last.Worker)
@@ -161,12 +162,12 @@ func TestOverviewStates(t *testing.T) {
 		}, StateFailing, 41, "the API server rejects it"},
 		"a wrong configuration": {func(t *testing.T, a *Authenticator) {
 			plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil))
-			a.invalid, a.provider = &Failure{Configuration, "mend it", errors.New("line 3: nonsense")}, nil
+			a.invalid, a.provider = reason.Configuration.Failure("mend it", errors.New("line 3: nonsense")), nil
 		}, StateFailing, 41, "the configuration is wrong: line 3: nonsense"},
 		"expired": {func(t *testing.T, a *Authenticator) { plugintest.InstallPair(t, a.dir, duePair(t, 0)) }, StateExpired, 42, "; no request can be filed"},
 		"expired, and failing": {func(t *testing.T, a *Authenticator) {
 			plugintest.InstallPair(t, a.dir, duePair(t, 0))
-			putRecord(t, a, failedWith(NoBootstrap, plugintest.Noon))
+			putRecord(t, a, failedWith(reason.NoBootstrap, plugintest.Noon))
 		}, StateExpired, 42, "NoBootstrapCredential, 3 in a row"},
 		"nothing there": {func(*testing.T, *Authenticator) {}, StateNone, 43, "no such file"},
 		"damaged": {func(t *testing.T, a *Authenticator) {
@@ -176,7 +177,7 @@ func TestOverviewStates(t *testing.T) {
 			plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, ofNode("b")))
 		}, StateNone, 43, `it is for node "b"`},
 		"nothing, and a wrong configuration": {func(_ *testing.T, a *Authenticator) {
-			a.invalid, a.provider = &Failure{Configuration, "mend it", errors.New("line 3: nonsense")}, nil
+			a.invalid, a.provider = reason.Configuration.Failure("mend it", errors.New("line 3: nonsense")), nil
 		}, StateNone, 43, "line 3: nonsense"},
 		"a directory that others may write": {func(t *testing.T, a *Authenticator) {
 			plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil))
@@ -192,7 +193,7 @@ func TestOverviewStates(t *testing.T) {
 			if o.State != c.state || !strings.Contains(o.Message, c.says) {
 				t.Errorf("%s: %s\nwant %s: %s", o.State, o.Message, c.state, c.says)
 			}
-			if err := o.Failure(); c.code == 0 && err != nil || c.code != 0 && (err == nil || AsFailure(err).Reason.Code() != c.code) {
+			if err := o.Failure(); c.code == 0 && err != nil || c.code != 0 && (err == nil || reason.AsFailure(err).Reason.Code() != c.code) {
 				t.Errorf("%v, want exit code %d", err, c.code)
 			}
 			if problem := plugintest.NotOneLine(o.Message); problem != "" {
@@ -213,7 +214,7 @@ func TestOverviewShowsEachFile(t *testing.T) {
 	pair.Origin = &cache.Origin{Server: "https://cluster.example.com"}
 	plugintest.InstallPair(t, a.dir, pair)
 	now := a.now()
-	putRecord(t, a, failedWith(APIUnreachable, now.Add(-time.Minute)))
+	putRecord(t, a, failedWith(reason.APIUnreachable, now.Add(-time.Minute)))
 	putRecord(t, a, pendingSince(now.Add(-90*time.Second), "uid"))
 	lock, err := a.dir.TryLock()
 	if err != nil {

@@ -5,6 +5,7 @@ package authenticator
 import (
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -69,7 +70,7 @@ type Overview struct {
 	// Credential is the credential for the next request.
 	Credential CredentialOverview `json:"credential"`
 
-	failure *Failure
+	failure *reason.Failure
 }
 
 // CertificateOverview describes the certificate on disk.

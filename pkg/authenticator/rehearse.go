@@ -15,6 +15,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
@@ -42,27 +43,27 @@ func (a *Authenticator) Rehearse(ctx context.Context, kubeconfig string, remark 
 		return nil, failure
 	}
 	if _, challenges := a.provider.(provider.Challenger); !challenges {
-		return nil, &Failure{Configuration, "set --provider=tpm", fmt.Errorf("provider %s has no evidence that can be rehearsed", a.provider.Name())}
+		return nil, reason.Configuration.Failure("set --provider=tpm", fmt.Errorf("provider %s has no evidence that can be rehearsed", a.provider.Name()))
 	}
 	to, err := a.rehearsalAccess(status, kubeconfig)
 	if err != nil {
-		return nil, AsFailure(err)
+		return nil, reason.AsFailure(err)
 	}
 	client, err := csr.NewClient(to.Config)
 	if err != nil {
-		return nil, &Failure{Configuration, "check the kubeconfig", err}
+		return nil, reason.Configuration.Failure("check the kubeconfig", err)
 	}
 	builder, once := a.requestBuilder(), remarkOnce(remark)
 	builder.signerName = attestation.RehearsalSignerName
 	pending, key, err := builder.first(ctx, status.nodeName, to.Cluster, "", nodestate.ReadState(a.dir).Remembered[a.provider.Name()])
 	if err != nil {
-		return nil, AsFailure(err)
+		return nil, reason.AsFailure(err)
 	}
 	for {
 		last, waits := pending.Last(), &cache.State{}
 		request, err := client.File(ctx, csr.Object(last.Name, nodestate.SignerOf(pending), last.Request, key, pending.ExpirationSeconds))
 		if err != nil {
-			return nil, a.blameClock(classifyAPIError(err, to.Credential))
+			return nil, reason.BlameClock(reason.ClassifyAPIError(err, to.Credential), a.now(), a.built)
 		}
 		last.UID = string(request.UID)
 		decision, err := client.Wait(ctx, request, func(object *certificatesv1.CertificateSigningRequest) csr.Decision {
@@ -80,17 +81,17 @@ func (a *Authenticator) Rehearse(ctx context.Context, kubeconfig string, remark 
 			}
 			return nil, failure
 		case err != nil:
-			return nil, a.blameClock(classifyAPIError(err, to.Credential))
+			return nil, reason.BlameClock(reason.ClassifyAPIError(err, to.Credential), a.now(), a.built)
 		}
 		switch decision.Outcome {
 		case csr.Answered:
 			if err := builder.proof(ctx, pending, decision.Challenge, true); err != nil {
-				return nil, AsFailure(err)
+				return nil, reason.AsFailure(err)
 			}
 		case csr.Judged:
 			if decision.Reason != attestation.ReasonRehearsalPassed {
-				return nil, &Failure{RequestDenied, "kubectl attest explain " + decision.Reason + " says what to do; then rehearse again",
-					fmt.Errorf("this machine would get no certificate: %q", text.WithReason(decision.Reason, decision.Message))}
+				return nil, reason.RequestDenied.Failure("kubectl attest explain "+decision.Reason+" says what to do; then rehearse again",
+					fmt.Errorf("this machine would get no certificate: %q", text.WithReason(decision.Reason, decision.Message)))
 			}
 			passed := &Rehearsal{NodeName: status.nodeName, Server: to.Config.Host, Credential: to.Credential, Text: decision.Message}
 			if !namesSigner(decision.Message, a.signerName) {
@@ -98,8 +99,8 @@ func (a *Authenticator) Rehearse(ctx context.Context, kubeconfig string, remark 
 			}
 			return passed, nil
 		default:
-			return nil, &Failure{requestFailed, "find who denies or deletes CertificateSigningRequests",
-				fmt.Errorf("CertificateSigningRequest %s: ended without a verdict: %q", last.Name, text.WithReason(decision.Reason, decision.Message))}
+			return nil, reason.RequestFailed.Failure("find who denies or deletes CertificateSigningRequests",
+				fmt.Errorf("CertificateSigningRequest %s: ended without a verdict: %q", last.Name, text.WithReason(decision.Reason, decision.Message)))
 		}
 	}
 }
@@ -124,8 +125,8 @@ func (a *Authenticator) rehearsalAccess(status certificateStatus, kubeconfig str
 		return to, err
 	}
 	if node := nodeOfCertificate(to.Config.CertData); node != "" && node != status.nodeName {
-		return to, &Failure{Configuration, "set nodeName, as the kubelet has it with --hostname-override",
-			fmt.Errorf("this machine would ask for the node name %s, but %s is that of the node %s", status.nodeName, to.Credential, node)}
+		return to, reason.Configuration.Failure("set nodeName, as the kubelet has it with --hostname-override",
+			fmt.Errorf("this machine would ask for the node name %s, but %s is that of the node %s", status.nodeName, to.Credential, node))
 	}
 	return to, nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -39,19 +40,19 @@ func TestRehearse(t *testing.T) {
 	for name, c := range map[string]struct {
 		hello, proof func(int, *csrObject)
 		proofs       int
-		want         Reason // "": it passes
+		want         reason.Reason // "": it passes
 		says         string
 	}{
 		"passes":                   {challenge, passed, 1, "", "it would get one from example.com/signer, and so on"},
-		"the hello fails":          {verdict("MachineDeleting", "gone"), nil, 0, RequestDenied, "MachineDeleting: gone"},
-		"the proof fails":          {challenge, verdict("ProviderIDMismatch", "another"), 1, RequestDenied, "ProviderIDMismatch: another"},
-		"no controller":            {func(int, *csrObject) {}, nil, 0, WaitingForSigner, "has not sent a challenge yet"},
-		"a controller, no verdict": {challenge, func(int, *csrObject) {}, 1, WaitingForSigner, "has not given its verdict yet"},
-		"a hello cannot pass":      {func(_ int, o *csrObject) { passed(0, o) }, nil, 0, WaitingForSigner, "has not sent a challenge yet"},
-		"denied by somebody":       {challenge, deny("Because"), 1, requestFailed, "ended without a verdict"},
-		"deleted by somebody":      {remove, nil, 0, requestFailed, "ended without a verdict"},
-		"a verdict of no form":     {func(_ int, o *csrObject) { annotate(o, attestation.AnnotationVerdict, "RehearsalPassed") }, nil, 0, WaitingForSigner, ""},
-		"a certificate":            {challenge, func(n int, o *csrObject) { o.Status.Certificate = []byte("x") }, 1, requestFailed, "ended without a verdict"},
+		"the hello fails":          {verdict("MachineDeleting", "gone"), nil, 0, reason.RequestDenied, "MachineDeleting: gone"},
+		"the proof fails":          {challenge, verdict("ProviderIDMismatch", "another"), 1, reason.RequestDenied, "ProviderIDMismatch: another"},
+		"no controller":            {func(int, *csrObject) {}, nil, 0, reason.WaitingForSigner, "has not sent a challenge yet"},
+		"a controller, no verdict": {challenge, func(int, *csrObject) {}, 1, reason.WaitingForSigner, "has not given its verdict yet"},
+		"a hello cannot pass":      {func(_ int, o *csrObject) { passed(0, o) }, nil, 0, reason.WaitingForSigner, "has not sent a challenge yet"},
+		"denied by somebody":       {challenge, deny("Because"), 1, reason.RequestFailed, "ended without a verdict"},
+		"deleted by somebody":      {remove, nil, 0, reason.RequestFailed, "ended without a verdict"},
+		"a verdict of no form":     {func(_ int, o *csrObject) { annotate(o, attestation.AnnotationVerdict, "RehearsalPassed") }, nil, 0, reason.WaitingForSigner, ""},
+		"a certificate":            {challenge, func(n int, o *csrObject) { o.Status.Certificate = []byte("x") }, 1, reason.RequestFailed, "ended without a verdict"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -61,8 +62,8 @@ func TestRehearse(t *testing.T) {
 			switch {
 			case c.want == "" && (err != nil || got.NodeName != "a" || got.Text != c.says || got.Credential == "" || got.OtherSigner != ""):
 				t.Errorf("%+v, %v", got, err)
-			case c.want != "" && (got != nil || AsFailure(err).Reason != c.want || AsFailure(err).Hint == "" || !strings.Contains(err.Error(), c.says)):
-				t.Errorf("%+v, %s: %v", got, AsFailure(err).Reason, err)
+			case c.want != "" && (got != nil || reason.AsFailure(err).Reason != c.want || reason.AsFailure(err).Hint == "" || !strings.Contains(err.Error(), c.says)):
+				t.Errorf("%+v, %s: %v", got, reason.AsFailure(err).Reason, err)
 			}
 			n.wantFiled(1, c.proofs)
 			for _, o := range n.api.filed {
@@ -90,7 +91,7 @@ func TestRehearsalSaysWhatItWaitsFor(t *testing.T) {
 		annotate(o, attestation.AnnotationWaiting, "MachineNotFound: list the machine")
 	}
 	_, remarks, err := n.rehearse(filepath.Join(t.TempDir(), "none"))
-	if failure := AsFailure(err); failure.Reason != WaitingForSigner || failure.Hint != "list the machine" || len(remarks) != 1 || !strings.Contains(remarks[0], "MachineNotFound") {
+	if failure := reason.AsFailure(err); failure.Reason != reason.WaitingForSigner || failure.Hint != "list the machine" || len(remarks) != 1 || !strings.Contains(remarks[0], "MachineNotFound") {
 		t.Errorf("%v, %q", err, remarks)
 	}
 }
@@ -135,7 +136,7 @@ func TestCredentialOfARehearsal(t *testing.T) {
 func TestRehearsalNeedsAChallenge(t *testing.T) {
 	t.Parallel()
 	a := testAuthenticator(t)
-	if _, err := a.Rehearse(t.Context(), "", func(error) {}); err == nil || AsFailure(err).Reason != Configuration || !strings.Contains(err.Error(), "fake") {
+	if _, err := a.Rehearse(t.Context(), "", func(error) {}); err == nil || reason.AsFailure(err).Reason != reason.Configuration || !strings.Contains(err.Error(), "fake") {
 		t.Errorf("%v", err)
 	}
 }

@@ -69,7 +69,7 @@ func (r *reviewer) seen(t *testing.T, certificate []byte) int {
 func reviewed(t *testing.T, answer http.HandlerFunc) (*Authenticator, *reviewer) {
 	t.Helper()
 	api := &reviewer{answer: answer}
-	server, ca := plugintest.TlsServer(t, api, func(s *httptest.Server) {
+	server, ca := plugintest.TLSServer(t, api, func(s *httptest.Server) {
 		s.TLS = &tls.Config{ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12}
 	})
 	a := testAuthenticator(t)

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -22,20 +23,20 @@ const askedRenewal = "(asked for)"
 // of the kubelet continue to ask for the renewal, with the usual back-off.
 func (a *Authenticator) Renew(ctx context.Context, wait time.Duration, remark func(error)) (*x509.Certificate, error) {
 	if a.invalid != nil {
-		return nil, AsFailure(a.invalid)
+		return nil, reason.AsFailure(a.invalid)
 	}
 	status := a.loadStatus()
 	if status.permanent {
-		return nil, AsFailure(status.problem)
+		return nil, reason.AsFailure(status.problem)
 	}
 	if status.pair != nil {
 		// Without a credential for the request, the certificate must not become due.
 		if _, _, err := a.access(status); err != nil {
-			return nil, AsFailure(err)
+			return nil, reason.AsFailure(err)
 		}
 	}
 	if err := a.askForRenewal(ctx, status); err != nil {
-		return nil, AsFailure(err)
+		return nil, reason.AsFailure(err)
 	}
 	asked := a.loadStatus()
 	if asked.pair != nil && asked.due == "" {

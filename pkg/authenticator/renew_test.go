@@ -17,6 +17,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -28,7 +29,7 @@ func TestRenewReplacesACertificate(t *testing.T) {
 		"usual":     func(a *Authenticator) { a.checkInterval = time.Hour },
 		"no checks": func(a *Authenticator) { a.checkInterval = 0 },
 		"in a pause": func(a *Authenticator) {
-			writeState(t, a, &cache.State{Failures: 3, NextAttempt: plugintest.Noon.Add(time.Hour), Last: &cache.Result{Reason: string(RequestDenied), Finished: plugintest.Noon}})
+			writeState(t, a, &cache.State{Failures: 3, NextAttempt: plugintest.Noon.Add(time.Hour), Last: &cache.Result{Reason: string(reason.RequestDenied), Finished: plugintest.Noon}})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -62,7 +63,7 @@ func TestRenewReturnsTheFailure(t *testing.T) {
 			if held {
 				plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil))
 			}
-			denied := &cache.Result{Reason: string(RequestDenied), Message: "denied before", Finished: plugintest.Noon}
+			denied := &cache.Result{Reason: string(reason.RequestDenied), Message: "denied before", Finished: plugintest.Noon}
 			writeState(t, a, &cache.State{Failures: 2, Refusals: 2, NextAttempt: plugintest.Noon.Add(time.Hour), Last: denied})
 			starts := 0
 			a.startWorker = func() (process.ID, error) {
@@ -70,7 +71,7 @@ func TestRenewReturnsTheFailure(t *testing.T) {
 				return process.ID{}, errors.New("no memory")
 			}
 			_, err := a.Renew(t.Context(), time.Minute, func(r error) { t.Error(r) })
-			if failure := AsFailure(err); starts != 1 || failure.Reason != WorkerUnavailable || !strings.Contains(failure.Error(), "no memory") {
+			if failure := reason.AsFailure(err); starts != 1 || failure.Reason != reason.WorkerUnavailable || !strings.Contains(failure.Error(), "no memory") {
 				t.Errorf("%d starts: %v", starts, err)
 			}
 			// the pause is over, and the count of refusals goes on: the next pause is no shorter
@@ -93,7 +94,7 @@ func TestRenewNeedsACredential(t *testing.T) {
 	plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil))
 	before := plugintest.Snapshot(t, a.dir.Path())
 	_, err := a.Renew(t.Context(), time.Minute, func(error) {})
-	if failure := AsFailure(err); failure.Reason != NoBootstrap {
+	if failure := reason.AsFailure(err); failure.Reason != reason.NoBootstrap {
 		t.Errorf("%v", failure)
 	}
 	if after := plugintest.Snapshot(t, a.dir.Path()); after != before {

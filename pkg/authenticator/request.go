@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
@@ -34,7 +35,7 @@ func (b requestBuilder) first(ctx context.Context, node string, cluster cache.Or
 	if id.ProviderID == "" {
 		found, err := b.provider.ProviderID(ctx)
 		if err != nil {
-			return nil, nil, classifyProviderError(b.provider, "provider ID", err)
+			return nil, nil, reason.ClassifyProviderError(b.provider, "provider ID", err)
 		}
 		id.ProviderID = found
 	}
@@ -44,7 +45,7 @@ func (b requestBuilder) first(ctx context.Context, node string, cluster cache.Or
 	}
 	pkcs10, err := csr.PKCS10(id, key)
 	if err != nil {
-		return nil, nil, classifyProviderError(b.provider, "request", err)
+		return nil, nil, reason.ClassifyProviderError(b.provider, "request", err)
 	}
 	pending := &cache.Pending{
 		Provider: b.provider.Name(), NodeName: id.NodeName, ProviderID: id.ProviderID,
@@ -65,7 +66,7 @@ func (b requestBuilder) first(ctx context.Context, node string, cluster cache.Or
 		evidence, err = b.provider.Evidence(ctx, request)
 	}
 	if err != nil {
-		return nil, nil, classifyProviderError(b.provider, "evidence", err)
+		return nil, nil, reason.ClassifyProviderError(b.provider, "evidence", err)
 	}
 	return pending, key.Public(), b.add(pending, cache.PendingRequest{Name: request.Name, Hello: hello}, pkcs10, evidence)
 }
@@ -95,7 +96,7 @@ func (b requestBuilder) proof(ctx context.Context, pending *cache.Pending, answe
 	}
 	evidence, err := b.provider.Evidence(ctx, request)
 	if err != nil {
-		return classifyProviderError(b.provider, "evidence", err)
+		return reason.ClassifyProviderError(b.provider, "evidence", err)
 	}
 	return b.add(pending, cache.PendingRequest{Name: request.Name}, content.PKCS10, evidence)
 }
@@ -118,7 +119,7 @@ func (b requestBuilder) add(pending *cache.Pending, next cache.PendingRequest, p
 	next.FiledAt = b.now().UTC()
 	next.Request, err = attestation.Request{PKCS10: pkcs10, Provider: b.provider.Name(), Data: evidence}.Marshal()
 	if err != nil {
-		return classifyProviderError(b.provider, "request", err)
+		return reason.ClassifyProviderError(b.provider, "request", err)
 	}
 	pending.Requests = append(pending.Requests, next)
 	return nil

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
@@ -22,7 +23,7 @@ const resetLockWait = 10 * time.Second
 // the name is one of ours. It changes nothing.
 func (a *Authenticator) PlanReset(envFile string) (own []string, left []error, err error) {
 	if !filepath.IsAbs(a.dir.Path()) {
-		return nil, nil, AsFailure(a.invalid)
+		return nil, nil, reason.AsFailure(a.invalid)
 	}
 	for _, path := range a.filesOutside(envFile) {
 		ok, err := cache.Removable(path)
@@ -37,7 +38,7 @@ func (a *Authenticator) PlanReset(envFile string) (own []string, left []error, e
 	case errors.Is(err, fs.ErrNotExist):
 		return own, left, nil
 	case err != nil:
-		return own, left, AsFailure(err)
+		return own, left, reason.AsFailure(err)
 	}
 	certs, problems := a.dir.OwnFiles(kubelet.IsCopy)
 	return append(own, certs...), append(left, problems...), nil
@@ -57,7 +58,7 @@ func (a *Authenticator) filesOutside(envFile string) []string {
 // files. left has the reasons why it kept a file although the name is one of ours.
 func (a *Authenticator) Reset(ctx context.Context, envFile string) (removed []string, left []error, err error) {
 	if !filepath.IsAbs(a.dir.Path()) {
-		return nil, nil, AsFailure(a.invalid)
+		return nil, nil, reason.AsFailure(a.invalid)
 	}
 	for _, path := range a.filesOutside(envFile) {
 		gone, err := cache.Remove(path)
@@ -72,11 +73,11 @@ func (a *Authenticator) Reset(ctx context.Context, envFile string) (removed []st
 		if errors.Is(err, fs.ErrNotExist) {
 			return removed, left, nil
 		}
-		return removed, left, AsFailure(err)
+		return removed, left, reason.AsFailure(err)
 	}
 	lock, err := a.endWorker(ctx)
 	if err != nil {
-		return removed, left, AsFailure(err)
+		return removed, left, reason.AsFailure(err)
 	}
 	defer lock.Unlock()
 	certs, problems := lock.Reset(kubelet.IsCopy)
@@ -89,7 +90,7 @@ func (a *Authenticator) endWorker(ctx context.Context) (*cache.Lock, error) {
 	defer cancel()
 	if id := a.dir.Worker(); id.Alive() {
 		if err := syscall.Kill(id.PID, syscall.SIGKILL); err != nil {
-			return nil, &Failure{WorkerUnavailable, "", fmt.Errorf("end worker %d: %w", id.PID, err)}
+			return nil, reason.WorkerUnavailable.Failure("", fmt.Errorf("end worker %d: %w", id.PID, err))
 		}
 	}
 	return a.dir.WaitLock(ctx)

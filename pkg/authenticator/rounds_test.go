@@ -30,6 +30,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
@@ -231,7 +232,7 @@ func newNode(t *testing.T) *testNode {
 	t.Helper()
 	n := &testNode{Authenticator: testAuthenticator(t), t: t, tpm: newChallenger(), time: plugintest.Noon}
 	n.api = &controller{registry: registry{t: t, slow: true}, decided: map[string]bool{}, hello: challenge, proof: n.issue}
-	server, ca := plugintest.TlsServer(t, n.api, nil)
+	server, ca := plugintest.TLSServer(t, n.api, nil)
 	seconds := int32(7200)
 	n.provider, n.expirationSeconds, n.providerID = n.tpm, &seconds, "x://y"
 	n.bootstrapKubeconfig = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(server.URL, ca), "token: abc"))
@@ -322,21 +323,20 @@ func (n *testNode) wantFiled(hellos, proofs int) {
 }
 
 // wantState checks how the last worker ended: with a pause of this kind.
-func (n *testNode) wantState(reason Reason, pause backOff) *cache.State {
+func (n *testNode) wantState(why reason.Reason, pause reason.BackOff) *cache.State {
 	n.t.Helper()
 	state, err := n.dir.State()
 	if err != nil || state.Last == nil {
 		n.t.Fatalf("state %+v, %v", state, err)
 	}
-	if state.Last.Reason != string(reason) {
-		n.t.Errorf("reason %s, want %s: %s", state.Last.Reason, reason, state.Last.Message)
+	if state.Last.Reason != string(why) {
+		n.t.Errorf("reason %s, want %s: %s", state.Last.Reason, why, state.Last.Message)
 	}
 	if problem := plugintest.NotOneLine(state.Last.Message); problem != "" {
 		n.t.Errorf("the message %s: %.200q", problem, state.Last.Message)
 	}
-	least := map[backOff]time.Duration{soon: soonFirst, busy: busyFirst, later: laterFirst}[pause]
-	most := map[backOff]time.Duration{soon: soonMost, busy: busyMost, later: laterMost}[pause] * 3 / 2
-	if state.NextAttempt.IsZero() != (pause == none) || pause != none && (state.NextAttempt.Before(n.time.Add(least)) || state.NextAttempt.After(n.time.Add(most))) {
+	least, most := pause.Delay(1, 0, 0), pause.Delay(100, 0, 0)*3/2
+	if state.NextAttempt.IsZero() != (pause == reason.BackOffNone) || pause != reason.BackOffNone && (state.NextAttempt.Before(n.time.Add(least)) || state.NextAttempt.After(n.time.Add(most))) {
 		n.t.Errorf("now %s, next attempt %s", n.time, state.NextAttempt)
 	}
 	return state
@@ -372,7 +372,7 @@ func TestProviderGetsFiledRequest(t *testing.T) {
 	}
 	n.wantFiled(1, 1)
 	n.wantInstalled()
-	n.wantState("", none)
+	n.wantState("", reason.BackOffNone)
 	hello, proof := n.api.filed[0], n.api.filed[1]
 	if hello.Spec.SignerName != attestation.HelloSignerName || proof.Spec.SignerName != "example.com/signer" {
 		t.Errorf("filed under %s and %s", hello.Spec.SignerName, proof.Spec.SignerName)
@@ -520,8 +520,8 @@ func TestAnswerToAPostIsLost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
 			n.api.lose = func(post int) bool { return post == nth }
-			mustFail(t, n.work(), APIUnreachable)
-			n.wantState(APIUnreachable, soon)
+			plugintest.MustFail(t, n.work(), reason.APIUnreachable)
+			n.wantState(reason.APIUnreachable, reason.BackOffSoon)
 			left := n.pending()
 			if left == nil || len(left.Requests) != nth || left.Last().UID != "" {
 				t.Fatalf("pending %+v", left)
@@ -560,13 +560,13 @@ func TestHelloIsNoWayToACertificate(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
 			n.api.hello = func(i int, o *csrObject) { decide(n, i, o) }
-			failure := wantFailure(t, n.work(), WaitingForSigner)
+			failure := plugintest.WantFailure(t, n.work(), reason.WaitingForSigner)
 			if !strings.Contains(failure.Error(), attestation.HelloSignerName) || !strings.Contains(failure.Error(), "challenge") || !strings.Contains(failure.Hint, n.api.posts[0]) {
 				t.Errorf("%v (%s)", failure, failure.Hint)
 			}
-			n.wantState(WaitingForSigner, none)
+			n.wantState(reason.WaitingForSigner, reason.BackOffNone)
 			// Nor does the next worker take it, which finds it so.
-			mustFail(t, n.work(), WaitingForSigner)
+			plugintest.MustFail(t, n.work(), reason.WaitingForSigner)
 			n.wantFiled(1, 0)
 			n.wantNothingInstalled()
 			if pending := n.pending(); pending == nil || pending.Last().UID != "uid" || pending.Last().Name != n.api.posts[0] {
@@ -578,7 +578,7 @@ func TestHelloIsNoWayToACertificate(t *testing.T) {
 			challenge(1, n.api.filed[0])
 			n.api.proof = deny("Policy")
 			n.api.mu.Unlock()
-			mustFail(t, n.work(), RequestDenied)
+			plugintest.MustFail(t, n.work(), reason.RequestDenied)
 			n.wantFiled(1, 1)
 			n.wantNothingInstalled()
 		})
@@ -603,41 +603,41 @@ func TestRefusalsOfHelloAndProof(t *testing.T) {
 	for name, c := range map[string]struct {
 		change         func(n *testNode)
 		hellos, proofs int
-		failure        Reason
-		pause          backOff
+		failure        reason.Reason
+		pause          reason.BackOff
 		says           string
 	}{
-		"hello denied": {func(n *testNode) { n.api.hello = deny("UnknownEK") }, 1, 0, RequestDenied, later, `"UnknownEK: `},
+		"hello denied": {func(n *testNode) { n.api.hello = deny("UnknownEK") }, 1, 0, reason.RequestDenied, reason.BackOffLater, `"UnknownEK: `},
 		"hello denied, answered": {func(n *testNode) {
 			n.api.hello = func(i int, o *csrObject) { challenge(i, o); deny("UnknownEK")(i, o) }
-		}, 1, 0, RequestDenied, later, `"UnknownEK: `},
-		"hello failed": {func(n *testNode) { n.api.hello = set(certificatesv1.CertificateFailed, "Broken") }, 1, 0, requestFailed, later, `"Broken: `},
+		}, 1, 0, reason.RequestDenied, reason.BackOffLater, `"UnknownEK: `},
+		"hello failed": {func(n *testNode) { n.api.hello = set(certificatesv1.CertificateFailed, "Broken") }, 1, 0, reason.RequestFailed, reason.BackOffLater, `"Broken: `},
 		"hello failed, answered": {func(n *testNode) {
 			n.api.hello = func(i int, o *csrObject) { challenge(i, o); set(certificatesv1.CertificateFailed, "Broken")(i, o) }
-		}, 1, 0, requestFailed, later, `"Broken: `},
-		"hello denied for a Node":                         {func(n *testNode) { n.api.hello = deny(attestation.ReasonNodeRegistered) }, 1, 0, RequestDenied, later, attestation.ReasonNodeRegistered},
-		"hello denied for a suspended machine":            {func(n *testNode) { n.api.hello = deny(attestation.ReasonSuspended) }, 1, 0, MachineSuspended, later, attestation.ReasonSuspended},
-		"proof denied for a suspended machine":            {func(n *testNode) { n.api.proof = deny(attestation.ReasonSuspended) }, 1, 1, MachineSuspended, later, attestation.ReasonSuspended},
-		"hello completed by another proof":                {func(n *testNode) { n.api.hello = first(deny(attestation.ReasonCompleted), challenge) }, 2, 1, "", none, ""},
-		"hellos completed by other proofs":                {func(n *testNode) { n.api.hello = deny(attestation.ReasonCompleted) }, 3, 0, RequestDenied, later, "another proof"},
-		"proof denied as a hello that is done":            {func(n *testNode) { n.api.proof = deny(attestation.ReasonCompleted) }, 1, 1, RequestDenied, later, attestation.ReasonCompleted},
-		"hello denied as expired":                         {func(n *testNode) { n.api.hello = deny(attestation.ReasonExpired) }, 1, 0, RequestDenied, later, attestation.ReasonExpired},
-		"hello deleted once":                              {func(n *testNode) { n.api.hello = first(remove, challenge) }, 2, 1, "", none, ""},
-		"hellos deleted":                                  {func(n *testNode) { n.api.hello = remove }, 3, 0, requestFailed, later, "deleted"},
-		"proof denied":                                    {func(n *testNode) { n.api.proof = deny("Policy") }, 1, 1, RequestDenied, later, `"Policy: `},
-		"proof failed":                                    {func(n *testNode) { n.api.proof = set(certificatesv1.CertificateFailed, "Broken") }, 1, 1, requestFailed, later, `"Broken: `},
-		"hello with a condition of no type that there is": {func(n *testNode) { n.api.hello = set("approved", "Odd") }, 1, 0, requestFailed, later, `\"approved\"`},
-		"proof with a condition of no type that there is": {func(n *testNode) { n.api.proof = set("Approved ", "Odd") }, 1, 1, requestFailed, later, `\"Approved \"`},
-		"proof failed as expired":                         {func(n *testNode) { n.api.proof = set(certificatesv1.CertificateFailed, attestation.ReasonExpired) }, 1, 1, requestFailed, later, ""},
-		"proof deleted once":                              {func(n *testNode) { n.api.proof = first(remove, n.issue) }, 2, 2, "", none, ""},
-		"proofs deleted":                                  {func(n *testNode) { n.api.proof = remove }, 3, 3, requestFailed, later, "deleted"},
-		"proof expired once":                              {func(n *testNode) { n.api.proof = first(deny(attestation.ReasonExpired), n.issue) }, 2, 2, "", none, ""},
-		"proofs expired":                                  {func(n *testNode) { n.api.proof = deny(attestation.ReasonExpired) }, 3, 3, challengeUnanswered, later, "expired"},
-		"proof nearly expired":                            {func(n *testNode) { n.api.proof = deny(attestation.ReasonExpired + "d") }, 1, 1, RequestDenied, later, ""},
+		}, 1, 0, reason.RequestFailed, reason.BackOffLater, `"Broken: `},
+		"hello denied for a Node":                         {func(n *testNode) { n.api.hello = deny(attestation.ReasonNodeRegistered) }, 1, 0, reason.RequestDenied, reason.BackOffLater, attestation.ReasonNodeRegistered},
+		"hello denied for a suspended machine":            {func(n *testNode) { n.api.hello = deny(attestation.ReasonSuspended) }, 1, 0, reason.MachineSuspended, reason.BackOffLater, attestation.ReasonSuspended},
+		"proof denied for a suspended machine":            {func(n *testNode) { n.api.proof = deny(attestation.ReasonSuspended) }, 1, 1, reason.MachineSuspended, reason.BackOffLater, attestation.ReasonSuspended},
+		"hello completed by another proof":                {func(n *testNode) { n.api.hello = first(deny(attestation.ReasonCompleted), challenge) }, 2, 1, "", reason.BackOffNone, ""},
+		"hellos completed by other proofs":                {func(n *testNode) { n.api.hello = deny(attestation.ReasonCompleted) }, 3, 0, reason.RequestDenied, reason.BackOffLater, "another proof"},
+		"proof denied as a hello that is done":            {func(n *testNode) { n.api.proof = deny(attestation.ReasonCompleted) }, 1, 1, reason.RequestDenied, reason.BackOffLater, attestation.ReasonCompleted},
+		"hello denied as expired":                         {func(n *testNode) { n.api.hello = deny(attestation.ReasonExpired) }, 1, 0, reason.RequestDenied, reason.BackOffLater, attestation.ReasonExpired},
+		"hello deleted once":                              {func(n *testNode) { n.api.hello = first(remove, challenge) }, 2, 1, "", reason.BackOffNone, ""},
+		"hellos deleted":                                  {func(n *testNode) { n.api.hello = remove }, 3, 0, reason.RequestFailed, reason.BackOffLater, "deleted"},
+		"proof denied":                                    {func(n *testNode) { n.api.proof = deny("Policy") }, 1, 1, reason.RequestDenied, reason.BackOffLater, `"Policy: `},
+		"proof failed":                                    {func(n *testNode) { n.api.proof = set(certificatesv1.CertificateFailed, "Broken") }, 1, 1, reason.RequestFailed, reason.BackOffLater, `"Broken: `},
+		"hello with a condition of no type that there is": {func(n *testNode) { n.api.hello = set("approved", "Odd") }, 1, 0, reason.RequestFailed, reason.BackOffLater, `\"approved\"`},
+		"proof with a condition of no type that there is": {func(n *testNode) { n.api.proof = set("Approved ", "Odd") }, 1, 1, reason.RequestFailed, reason.BackOffLater, `\"Approved \"`},
+		"proof failed as expired":                         {func(n *testNode) { n.api.proof = set(certificatesv1.CertificateFailed, attestation.ReasonExpired) }, 1, 1, reason.RequestFailed, reason.BackOffLater, ""},
+		"proof deleted once":                              {func(n *testNode) { n.api.proof = first(remove, n.issue) }, 2, 2, "", reason.BackOffNone, ""},
+		"proofs deleted":                                  {func(n *testNode) { n.api.proof = remove }, 3, 3, reason.RequestFailed, reason.BackOffLater, "deleted"},
+		"proof expired once":                              {func(n *testNode) { n.api.proof = first(deny(attestation.ReasonExpired), n.issue) }, 2, 2, "", reason.BackOffNone, ""},
+		"proofs expired":                                  {func(n *testNode) { n.api.proof = deny(attestation.ReasonExpired) }, 3, 3, reason.ChallengeUnanswered, reason.BackOffLater, "expired"},
+		"proof nearly expired":                            {func(n *testNode) { n.api.proof = deny(attestation.ReasonExpired + "d") }, 1, 1, reason.RequestDenied, reason.BackOffLater, ""},
 		"proof expired, issued": {func(n *testNode) {
 			n.api.proof = func(i int, o *csrObject) { n.issue(i, o); deny(attestation.ReasonExpired)(i, o) }
-		}, 3, 3, challengeUnanswered, later, ""},
-		"proof denied for versions": {func(n *testNode) { n.api.proof = denyVersion("fake/v1") }, 1, 1, RequestDenied, later, attestation.ReasonVersion},
+		}, 3, 3, reason.ChallengeUnanswered, reason.BackOffLater, ""},
+		"proof denied for versions": {func(n *testNode) { n.api.proof = denyVersion("fake/v1") }, 1, 1, reason.RequestDenied, reason.BackOffLater, attestation.ReasonVersion},
 		"stale once": {func(n *testNode) {
 			evidence := n.tpm.evidence
 			n.tpm.evidence = func(ctx context.Context, r provider.Request) ([]byte, error) {
@@ -646,8 +646,8 @@ func TestRefusalsOfHelloAndProof(t *testing.T) {
 				}
 				return evidence(ctx, r)
 			}
-		}, 2, 1, "", none, ""},
-		"stale": {func(n *testNode) { n.tpm.evidence = stale }, 3, 0, challengeUnanswered, later, "too old"},
+		}, 2, 1, "", reason.BackOffNone, ""},
+		"stale": {func(n *testNode) { n.tpm.evidence = stale }, 3, 0, reason.ChallengeUnanswered, reason.BackOffLater, "too old"},
 		"deleted, expired, stale": {func(n *testNode) {
 			n.api.hello = first(remove, challenge)
 			n.api.proof = deny(attestation.ReasonExpired)
@@ -658,7 +658,7 @@ func TestRefusalsOfHelloAndProof(t *testing.T) {
 				}
 				return evidence(ctx, r)
 			}
-		}, 3, 1, challengeUnanswered, later, "too old"},
+		}, 3, 1, reason.ChallengeUnanswered, reason.BackOffLater, "too old"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -673,7 +673,7 @@ func TestRefusalsOfHelloAndProof(t *testing.T) {
 				}
 				n.wantInstalled()
 			} else {
-				failure := wantFailure(t, err, c.failure)
+				failure := plugintest.WantFailure(t, err, c.failure)
 				if !strings.Contains(failure.Error(), c.says) || !strings.Contains(failure.Error(), n.api.posts[len(n.api.posts)-1]) {
 					t.Errorf("%v", failure)
 				}
@@ -700,7 +700,7 @@ func TestRefusalsOfHelloAndProof(t *testing.T) {
 				}
 			}
 			if c.failure != "" {
-				mustFail(t, n.work(), c.failure) // it is too early for another
+				plugintest.MustFail(t, n.work(), c.failure) // it is too early for another
 				n.wantFiled(c.hellos, c.proofs)
 			}
 		})
@@ -799,12 +799,12 @@ func TestVersionIsNegotiated(t *testing.T) {
 				}
 				return
 			case "deleted":
-				mustFail(t, err, requestFailed)
+				plugintest.MustFail(t, err, reason.RequestFailed)
 				return
 			}
-			failure := wantFailure(t, err, RequestDenied)
+			failure := plugintest.WantFailure(t, err, reason.RequestDenied)
 			n.wantFiled(len(c.hellos), 0)
-			n.wantState(RequestDenied, later)
+			n.wantState(reason.RequestDenied, reason.BackOffLater)
 			accepts := n.tpm.versions.String()
 			if !strings.Contains(failure.Error(), c.names) || !strings.Contains(failure.Error(), accepts) || !strings.Contains(failure.Error(), n.api.posts[len(n.api.posts)-1]) || failure.Hint == "" {
 				t.Errorf("%v (%s)", failure, failure.Hint)
@@ -833,7 +833,7 @@ func TestVersionIsNegotiatedForAHelloThatWasTakenUp(t *testing.T) {
 			n := newNode(t)
 			n.tpm.versions = attestation.Versions{"fake/v2"}
 			n.api.hello = func(int, *csrObject) {}
-			mustFail(t, n.work(), WaitingForSigner)
+			plugintest.MustFail(t, n.work(), reason.WaitingForSigner)
 			n.tpm = newChallenger()
 			n.provider = n.tpm
 			n.api.mu.Lock()
@@ -849,7 +849,7 @@ func TestVersionIsNegotiatedForAHelloThatWasTakenUp(t *testing.T) {
 				t.Errorf("hellos %q, want %q", hellos, c.hellos)
 			}
 			if c.hellos == nil {
-				mustFail(t, err, RequestDenied)
+				plugintest.MustFail(t, err, reason.RequestDenied)
 			} else if err != nil {
 				t.Error(err)
 			}
@@ -862,26 +862,26 @@ func TestVersionIsNegotiatedForAHelloThatWasTakenUp(t *testing.T) {
 func TestProvidersErrors(t *testing.T) {
 	for name, c := range map[string]struct {
 		err   error
-		want  Reason
+		want  reason.Reason
 		hint  string
 		stale bool // in the second round: a new hello is worth it
 	}{
-		"no device":                 {&provider.Error{Class: provider.NoDevice, Hint: "switch it on", Err: errors.New("broken thing")}, tpmAbsent, "switch it on", false},
-		"the device failed":         {&provider.Error{Class: provider.DeviceFailed, Hint: "try selftest", Err: errors.New("broken thing")}, TPMError, "try selftest", false},
-		"the device failed, deeper": {fmt.Errorf("prove: %w", &provider.Error{Class: provider.DeviceFailed, Hint: "try selftest", Err: errors.New("broken thing")}), TPMError, "try selftest", false},
-		"its directory is shared":   {&provider.Error{Class: provider.DirectoryRefused, Hint: "chmod it", Err: errors.New("broken thing")}, directoryRefused, "chmod it", false},
-		"its directory is full":     {&provider.Error{Class: provider.DirectoryNotWritable, Hint: "free space", Err: errors.New("broken thing")}, directoryNotWritable, "free space", false},
-		"without a hint":            {&provider.Error{Class: provider.DeviceFailed, Err: errors.New("broken thing")}, TPMError, "", false},
-		"of no class":               {&provider.Error{Hint: "guess", Err: errors.New("broken thing")}, attestationFailed, "guess", false},
-		"of a class to come":        {&provider.Error{Class: 99, Err: errors.New("broken thing")}, attestationFailed, "", false},
-		"any other":                 {errors.New("broken thing"), attestationFailed, "", false},
+		"no device":                 {&provider.Error{Class: provider.NoDevice, Hint: "switch it on", Err: errors.New("broken thing")}, reason.TPMAbsent, "switch it on", false},
+		"the device failed":         {&provider.Error{Class: provider.DeviceFailed, Hint: "try selftest", Err: errors.New("broken thing")}, reason.TPMError, "try selftest", false},
+		"the device failed, deeper": {fmt.Errorf("prove: %w", &provider.Error{Class: provider.DeviceFailed, Hint: "try selftest", Err: errors.New("broken thing")}), reason.TPMError, "try selftest", false},
+		"its directory is shared":   {&provider.Error{Class: provider.DirectoryRefused, Hint: "chmod it", Err: errors.New("broken thing")}, reason.DirectoryRefused, "chmod it", false},
+		"its directory is full":     {&provider.Error{Class: provider.DirectoryNotWritable, Hint: "free space", Err: errors.New("broken thing")}, reason.DirectoryNotWritable, "free space", false},
+		"without a hint":            {&provider.Error{Class: provider.DeviceFailed, Err: errors.New("broken thing")}, reason.TPMError, "", false},
+		"of no class":               {&provider.Error{Hint: "guess", Err: errors.New("broken thing")}, reason.AttestationFailed, "guess", false},
+		"of a class to come":        {&provider.Error{Class: 99, Err: errors.New("broken thing")}, reason.AttestationFailed, "", false},
+		"any other":                 {errors.New("broken thing"), reason.AttestationFailed, "", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			check := func(n *testNode) {
 				t.Helper()
-				failure := wantFailure(t, n.work(), c.want)
-				state := n.wantState(c.want, soon)
+				failure := plugintest.WantFailure(t, n.work(), c.want)
+				state := n.wantState(c.want, reason.BackOffSoon)
 				if failure.Hint != c.hint || state.Last.Hint != c.hint || !strings.Contains(failure.Error(), "broken thing") || !strings.Contains(failure.Error(), "fake") || !errors.Is(failure, c.err) {
 					t.Errorf("%v (%s)", failure, failure.Hint)
 				}
@@ -940,12 +940,12 @@ func TestDocumentsThatCannotBeFiled(t *testing.T) {
 			n := newNode(t)
 			hello, evidence := n.tpm.hello, n.tpm.evidence
 			n.tpm.hello = func(context.Context, provider.Request) ([]byte, string, error) { return document, "", nil }
-			mustFail(t, n.work(), attestationFailed)
+			plugintest.MustFail(t, n.work(), reason.AttestationFailed)
 			n.wantFiled(0, 0)
 			n.later()
 			n.tpm.hello = hello
 			n.tpm.evidence = func(context.Context, provider.Request) ([]byte, error) { return document, nil }
-			mustFail(t, n.work(), attestationFailed)
+			plugintest.MustFail(t, n.work(), reason.AttestationFailed)
 			n.wantFiled(1, 0)
 			n.later()
 			n.tpm.evidence = evidence
@@ -985,11 +985,11 @@ func TestProviderThatHangs(t *testing.T) {
 			cancel()
 			select {
 			case err := <-ended:
-				mustFail(t, err, map[string]Reason{"hello": attestationFailed, "proof": TPMError}[round])
+				plugintest.MustFail(t, err, map[string]reason.Reason{"hello": reason.AttestationFailed, "proof": reason.TPMError}[round])
 			case <-time.After(time.Minute):
 				t.Fatal("the worker hangs with it")
 			}
-			n.wantState(map[string]Reason{"hello": attestationFailed, "proof": TPMError}[round], soon)
+			n.wantState(map[string]reason.Reason{"hello": reason.AttestationFailed, "proof": reason.TPMError}[round], reason.BackOffSoon)
 			n.wantFiled(map[string]int{"hello": 0, "proof": 1}[round], 0)
 			n.later()
 			n.tpm.hello, n.tpm.evidence = hello, evidence
@@ -1015,7 +1015,7 @@ func TestDeadlineReachesTheProvider(t *testing.T) {
 		}
 		return nil, ctx.Err()
 	}
-	mustFail(t, n.work(), attestationFailed)
+	plugintest.MustFail(t, n.work(), reason.AttestationFailed)
 	if pending := n.pending(); pending == nil || len(pending.Requests) != 1 {
 		t.Errorf("pending %+v", pending)
 	}
@@ -1037,12 +1037,12 @@ func TestWaitingForTheController(t *testing.T) {
 			n := newNode(t)
 			c.change(n)
 			for range 3 {
-				failure := wantFailure(t, n.work(), WaitingForSigner)
+				failure := plugintest.WantFailure(t, n.work(), reason.WaitingForSigner)
 				last := n.api.filed[len(n.api.filed)-1]
 				if !strings.Contains(failure.Error(), c.says) || !strings.Contains(failure.Error(), last.Name) || !strings.Contains(failure.Error(), last.Spec.SignerName) || !strings.Contains(failure.Hint, last.Name) {
 					t.Errorf("%v (%s)", failure, failure.Hint)
 				}
-				if state := n.wantState(WaitingForSigner, none); state.Failures != 0 {
+				if state := n.wantState(reason.WaitingForSigner, reason.BackOffNone); state.Failures != 0 {
 					t.Errorf("%d failures", state.Failures)
 				}
 				n.wantFiled(1, c.proofs)
@@ -1080,19 +1080,19 @@ func TestProviderGetsBackWhatLedToTheLastCertificate(t *testing.T) {
 		name     string
 		remember string // what this hello returns
 		change   func()
-		failure  Reason
+		failure  reason.Reason
 		got      string // what this hello gets back
 		kept     string // what is kept after it
 	}{
-		{"the first is denied", "a", func() { n.api.hello = deny("Policy") }, RequestDenied, "", ""},
-		{"its proof is denied", "b", func() { n.api.proof = deny("Policy") }, RequestDenied, "", ""},
-		{"it is of no use", "c", func() { n.api.proof = func(_ int, o *csrObject) { o.Status.Certificate = plugintest.NewCA(t) } }, certificateUnusable, "", ""},
+		{"the first is denied", "a", func() { n.api.hello = deny("Policy") }, reason.RequestDenied, "", ""},
+		{"its proof is denied", "b", func() { n.api.proof = deny("Policy") }, reason.RequestDenied, "", ""},
+		{"it is of no use", "c", func() { n.api.proof = func(_ int, o *csrObject) { o.Status.Certificate = plugintest.NewCA(t) } }, reason.CertificateUnusable, "", ""},
 		{"it is installed", "d", nil, "", "", "d"},
-		{"the next is denied", "e", func() { n.api.proof = deny("Policy") }, RequestDenied, "d", "d"},
-		{"the provider fails", "f", func() { n.tpm.evidence = broken }, attestationFailed, "d", "d"},
+		{"the next is denied", "e", func() { n.api.proof = deny("Policy") }, reason.RequestDenied, "d", "d"},
+		{"the provider fails", "f", func() { n.tpm.evidence = broken }, reason.AttestationFailed, "d", "d"},
 		{"the next takes it up", "g", nil, "", "", "f"}, // the hello that is pending had returned f
 		{"another is installed", "h", nil, "", "f", "h"},
-		{"all are deleted", "i", func() { n.api.hello = remove }, requestFailed, "h", "h"},
+		{"all are deleted", "i", func() { n.api.hello = remove }, reason.RequestFailed, "h", "h"},
 		{"none is needed any more", "", nil, "", "h", ""},
 	} {
 		n.api.mu.Lock()
@@ -1104,7 +1104,7 @@ func TestProviderGetsBackWhatLedToTheLastCertificate(t *testing.T) {
 		remember, n.tpm.hellos = c.remember, nil
 		err := n.work()
 		if c.failure != "" {
-			mustFail(t, err, c.failure)
+			plugintest.MustFail(t, err, c.failure)
 		} else if err != nil {
 			t.Fatalf("%s: %v", c.name, err)
 		}
@@ -1136,7 +1136,7 @@ func TestProviderGetsBackWhatLedToTheLastCertificate(t *testing.T) {
 	if err := errors.Join(lock.NameWorker(asker), n.supervisor().recordDeath(lock, nodestate.ReadState(n.dir))); err != nil {
 		t.Fatal(err)
 	}
-	if state := n.wantState(WorkerUnavailable, none); state.Remembered["fake"] != "z" {
+	if state := n.wantState(reason.WorkerUnavailable, reason.BackOffNone); state.Remembered["fake"] != "z" {
 		t.Errorf("%q is kept", state.Remembered)
 	}
 }
@@ -1164,7 +1164,7 @@ func TestBothRoundsGoUnderOneCredential(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			n := newNode(t)
 			n.api.hello = func(int, *csrObject) {}
-			mustFail(t, n.work(), WaitingForSigner)
+			plugintest.MustFail(t, n.work(), reason.WaitingForSigner)
 			c.change(t, n)
 			n.api.mu.Lock()
 			n.api.hello, n.api.decided = challenge, map[string]bool{}
@@ -1184,7 +1184,7 @@ func TestProofThatIsRefusedKeepsTheHello(t *testing.T) {
 	n := newNode(t)
 	n.api.refuse = func(n int) bool { return n > 1 }
 	for range 3 {
-		mustFail(t, n.work(), apiRefused)
+		plugintest.MustFail(t, n.work(), reason.APIRefused)
 		if pending := n.pending(); len(pending.Requests) != 1 || !pending.Last().Hello {
 			t.Fatalf("pending: %d requests", len(pending.Requests))
 		}
@@ -1214,7 +1214,7 @@ func TestRequestWithARuledOutChoiceIsGivenUp(t *testing.T) {
 		n := newNode(t)
 		works := n.tpm.evidence
 		n.tpm.evidence = func(context.Context, provider.Request) ([]byte, error) { return nil, errors.New("broken") }
-		mustFail(t, n.work(), attestationFailed)
+		plugintest.MustFail(t, n.work(), reason.AttestationFailed)
 		left := n.pending()
 		if left == nil || left.Remember != "ek" {
 			t.Fatalf("pending %+v", left)
@@ -1250,7 +1250,7 @@ func TestKilledAfterInstallingStillRemembers(t *testing.T) {
 		n.later()
 		n.tpm.hellos = nil
 		n.api.hello = deny("Policy")
-		mustFail(t, n.work(), RequestDenied)
+		plugintest.MustFail(t, n.work(), reason.RequestDenied)
 		if got := n.tpm.hellos; len(got) != 1 || got[0].Remembered != "ek" {
 			t.Errorf("killed before %s: the next hello got back %+v", step, got)
 		}
@@ -1375,8 +1375,8 @@ func TestAnswerOfAnySortIsHandedOnAndNeverShown(t *testing.T) {
 				return nil, &provider.Error{Class: provider.Stale, Err: errors.New("cannot be read")}
 			}
 			log := &logged{}
-			failure := wantFailure(t, n.Work(log.context(t)), challengeUnanswered)
-			n.wantState(challengeUnanswered, later)
+			failure := plugintest.WantFailure(t, n.Work(log.context(t)), reason.ChallengeUnanswered)
+			n.wantState(reason.ChallengeUnanswered, reason.BackOffLater)
 			shown := failure.Error() + failure.Hint + log.String()
 			if trimmed := strings.TrimSpace(answer); len(trimmed) > 1 && strings.Contains(shown, trimmed[:min(len(trimmed), 100)]) || len(log.String()) > 8<<10 {
 				t.Errorf("it is shown: %.2000s", shown)
@@ -1393,8 +1393,8 @@ func TestAnswerOfAnySortIsHandedOnAndNeverShown(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
 			change(n)
-			mustFail(t, n.work(), RequestDenied)
-			n.wantState(RequestDenied, later)
+			plugintest.MustFail(t, n.work(), reason.RequestDenied)
+			n.wantState(reason.RequestDenied, reason.BackOffLater)
 		})
 	}
 }
@@ -1425,7 +1425,7 @@ func TestNothingSecretIsShown(t *testing.T) {
 	}
 	log := &logged{}
 	ctx := log.context(t)
-	failure := wantFailure(t, n.Work(ctx), TPMError)
+	failure := plugintest.WantFailure(t, n.Work(ctx), reason.TPMError)
 	left := n.pending()
 	pendingFile, err := os.ReadFile(n.dir.File(cache.PendingFile))
 	if err != nil {
@@ -1464,7 +1464,7 @@ func TestPendingFileOfTheEarlierFormat(t *testing.T) {
 			challenged := n.provider
 			n.provider = plugintest.Provider{CanRenew: true, Signer: "example.com/signer"}
 			n.api.proof = func(int, *csrObject) {}
-			mustFail(t, n.work(), WaitingForSigner)
+			plugintest.MustFail(t, n.work(), reason.WaitingForSigner)
 			old := n.pending()
 			if uid == "" {
 				n.api.objects, n.api.filed, n.api.posts = nil, nil, nil
@@ -1518,7 +1518,7 @@ func TestPendingFileOfTheEarlierFormat(t *testing.T) {
 		n := newNode(t)
 		n.provider = plugintest.Provider{CanRenew: true, Signer: "example.com/signer"}
 		n.api.proof = deny(attestation.ReasonExpired)
-		mustFail(t, n.work(), RequestDenied)
+		plugintest.MustFail(t, n.work(), reason.RequestDenied)
 		n.wantFiled(0, 1)
 	})
 }
@@ -1566,11 +1566,11 @@ func TestOverloadEndsTheWorkerAndLosesNothing(t *testing.T) {
 			n := newNode(t)
 			n.api.shed = func(i int) bool { return i == nth || i == nth+1 }
 			for range 2 { // the second worker's first call is refused, too
-				failure := wantFailure(t, n.work(), apiOverloaded)
+				failure := plugintest.WantFailure(t, n.work(), reason.APIOverloaded)
 				if !strings.Contains(failure.Error(), "Too many requests") && !strings.Contains(failure.Error(), "too many requests") || !strings.Contains(failure.Error(), "Retry-After: 40s") {
 					t.Errorf("it does not say what the server answered: %v", failure)
 				}
-				if state := n.wantState(apiOverloaded, busy); state.NextAttempt.Before(n.time.Add(40*time.Second)) || state.NextAttempt.After(n.time.Add(time.Minute)) {
+				if state := n.wantState(reason.APIOverloaded, reason.BackOffBusy); state.NextAttempt.Before(n.time.Add(40*time.Second)) || state.NextAttempt.After(n.time.Add(time.Minute)) {
 					t.Errorf("now %s, next attempt %s", n.time, state.NextAttempt)
 				} else {
 					n.time = state.NextAttempt
@@ -1611,10 +1611,10 @@ func TestBootstrapRequestAfterADenialIsTakenUp(t *testing.T) {
 	t.Parallel()
 	n := newDeniedNode(t)
 	n.api.proof = func(int, *csrObject) {} // the signer is late
-	mustFail(t, n.work(), WaitingForSigner)
+	plugintest.MustFail(t, n.work(), reason.WaitingForSigner)
 	n.wantFiled(2, 1)
 	for range 2 {
-		mustFail(t, n.work(), WaitingForSigner)
+		plugintest.MustFail(t, n.work(), reason.WaitingForSigner)
 	}
 	n.wantFiled(2, 1)
 	n.api.mu.Lock()
@@ -1638,7 +1638,7 @@ func TestHelloOfTheBootstrapCredentialIsTakenUp(t *testing.T) {
 			denies(i, o)
 		}
 	}
-	mustFail(t, n.work(), WaitingForSigner)
+	plugintest.MustFail(t, n.work(), reason.WaitingForSigner)
 	n.wantFiled(2, 0)
 	n.api.mu.Lock()
 	hellos, _ := n.api.split()
@@ -1695,7 +1695,7 @@ func TestCertificateThatIsEarly(t *testing.T) {
 			err := n.work()
 			s := n.loadStatus()
 			if !c.taken {
-				failure := wantFailure(t, err, clockWrong)
+				failure := plugintest.WantFailure(t, err, reason.ClockWrong)
 				if !strings.Contains(failure.Error(), "2026-11-20T15:00:00Z") || !strings.Contains(failure.Error(), "2026-11-20T12:00:00Z") {
 					t.Errorf("it does not name both times: %v", failure)
 				}
@@ -1720,7 +1720,7 @@ func TestEndedCertificateNamesBothTimes(t *testing.T) {
 	n := newNode(t)
 	plugintest.InstallPair(t, n.dir, plugintest.NewPair(t, func(c *x509.Certificate) { c.NotAfter = plugintest.Noon.Add(-time.Hour) }))
 	n.bootstrapKubeconfig += ".none"
-	failure := wantFailure(t, n.work(), NoBootstrap)
+	failure := plugintest.WantFailure(t, n.work(), reason.NoBootstrap)
 	for _, says := range []string{"expired at 2026-11-20T11:00:00Z", "clock says 2026-11-20T12:00:00Z", "no bootstrap kubeconfig"} {
 		if !strings.Contains(failure.Error(), says) {
 			t.Errorf("it does not say %q: %v", says, failure)
@@ -1733,12 +1733,12 @@ func TestEndedCertificateNamesBothTimes(t *testing.T) {
 
 // An API server's certificate that has not begun blames the clock if that is evidently wrong.
 func TestClockBeforeTheBuildIsBlamed(t *testing.T) {
-	expired := classifyAPIError(x509.CertificateInvalidError{Reason: x509.Expired}, "whose")
-	for built, want := range map[time.Time]Reason{plugintest.Noon.Add(time.Hour): clockWrong, plugintest.Noon: apiUntrusted, {}: apiUntrusted} {
+	expired := reason.ClassifyAPIError(x509.CertificateInvalidError{Reason: x509.Expired}, "whose")
+	for built, want := range map[time.Time]reason.Reason{plugintest.Noon.Add(time.Hour): reason.ClockWrong, plugintest.Noon: reason.APIUntrusted, {}: reason.APIUntrusted} {
 		a := testAuthenticator(t)
 		a.built = built
-		mustFail(t, a.blameClock(expired), want)
-		mustFail(t, a.blameClock(&Failure{apiUntrusted, "", x509.UnknownAuthorityError{}}), apiUntrusted)
+		plugintest.MustFail(t, reason.BlameClock(expired, a.now(), a.built), want)
+		plugintest.MustFail(t, reason.BlameClock(reason.APIUntrusted.Failure("", x509.UnknownAuthorityError{}), a.now(), a.built), reason.APIUntrusted)
 	}
 }
 
@@ -1748,7 +1748,7 @@ func TestIssuedCertificateOutlivesTheToken(t *testing.T) {
 	t.Parallel()
 	n := newDeniedNode(t)
 	n.api.proof = func(int, *csrObject) {} // the signer is late
-	mustFail(t, n.work(), WaitingForSigner)
+	plugintest.MustFail(t, n.work(), reason.WaitingForSigner)
 	n.api.mu.Lock()
 	_, proofs := n.api.split()
 	n.issue(1, proofs[0])

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
@@ -50,7 +51,7 @@ func (a *Authenticator) Run(ctx context.Context) (*Answer, error) {
 	status := a.loadStatus()
 	if a.invalid != nil {
 		if status.pair == nil {
-			return answer, AsFailure(a.invalid)
+			return answer, reason.AsFailure(a.invalid)
 		}
 		status.due = "the configuration is wrong" // so that client-go runs the plugin again soon
 		answer.Remarks = append(answer.Remarks, a.invalid)
@@ -60,7 +61,7 @@ func (a *Authenticator) Run(ctx context.Context) (*Answer, error) {
 	var failure error
 	switch {
 	case status.permanent:
-		return answer, AsFailure(status.problem)
+		return answer, reason.AsFailure(status.problem)
 	case status.pair == nil:
 		status, failure = a.supervisor().awaitWorker(ctx, status, a.waitTimeout, answer)
 	case status.due != "":
@@ -108,7 +109,7 @@ func (a *Authenticator) lastWorkerFailure() error {
 	if state.Last == nil || state.Last.Reason == "" {
 		return nil
 	}
-	return &Failure{Reason(state.Last.Reason), state.Last.Hint, errors.New(state.Last.Message)}
+	return reason.Reason(state.Last.Reason).Failure(state.Last.Hint, errors.New(state.Last.Message))
 }
 
 // print returns the credential, and writes the note about it for the next run.
@@ -120,7 +121,7 @@ func (a *Authenticator) print(status certificateStatus, answer *Answer) (*Answer
 	expiration := a.expiration(status, a.now())
 	data, err := a.exec.render(status.pair, expiration)
 	if err != nil {
-		return answer, AsFailure(err)
+		return answer, reason.AsFailure(err)
 	}
 	answer.Credential = data
 	if a.parent.PID != 0 {

@@ -23,6 +23,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -104,7 +105,7 @@ func TestRunNotesWhatItPrintedForAParentOnly(t *testing.T) {
 // A renewal that comes to nothing costs the node nothing: no request waits for it.
 func TestRunPrintsTheOldCertificateWhileARenewalFails(t *testing.T) {
 	t.Parallel()
-	failure := &cache.State{Failures: 1, NextAttempt: plugintest.Noon.Add(time.Minute), Last: &cache.Result{Reason: string(RequestDenied), Message: "denied", Hint: "ask", Finished: plugintest.Noon}}
+	failure := &cache.State{Failures: 1, NextAttempt: plugintest.Noon.Add(time.Minute), Last: &cache.Result{Reason: string(reason.RequestDenied), Message: "denied", Hint: "ask", Finished: plugintest.Noon}}
 	for name, c := range map[string]struct {
 		prepare func(t *testing.T, a *Authenticator)
 		remark  string // empty: nothing has failed
@@ -260,7 +261,7 @@ func TestRunThatWaitsReadsLittle(t *testing.T) {
 	reads := 0
 	a.now = func() time.Time { reads++; return plugintest.Noon }
 	_, err := a.Run(t.Context())
-	mustFail(t, err, WorkerUnavailable)
+	plugintest.MustFail(t, err, reason.WorkerUnavailable)
 	if reads > 20 {
 		t.Errorf("the clock was read %d times in %v, so the status was, too", reads, a.waitTimeout)
 	}
@@ -273,7 +274,7 @@ func TestRunReturnsTheWorkersFailure(t *testing.T) {
 	a.startWorker = workerThat(t, func() {
 		lock, err := a.dir.WaitLock(t.Context())
 		if err == nil {
-			err = lock.SetState(&cache.State{Failures: 1, Last: &cache.Result{Reason: string(RequestDenied), Message: "denied by x", Hint: "ask x", Finished: plugintest.Noon}, NextAttempt: plugintest.Noon.Add(30 * time.Second)})
+			err = lock.SetState(&cache.State{Failures: 1, Last: &cache.Result{Reason: string(reason.RequestDenied), Message: "denied by x", Hint: "ask x", Finished: plugintest.Noon}, NextAttempt: plugintest.Noon.Add(30 * time.Second)})
 			err = errors.Join(err, lock.NameWorker(process.ID{})) // it has ended
 			lock.Unlock()
 		}
@@ -283,7 +284,7 @@ func TestRunReturnsTheWorkersFailure(t *testing.T) {
 	})
 	began := time.Now()
 	answer, err := a.Run(t.Context())
-	failure := wantFailure(t, err, RequestDenied)
+	failure := plugintest.WantFailure(t, err, reason.RequestDenied)
 	if len(answer.Credential) > 0 || failure.Hint != "ask x" || !strings.Contains(failure.Error(), "denied by x") {
 		t.Errorf("%q, hint %q, %q", failure, failure.Hint, answer.Credential)
 	}
@@ -300,7 +301,7 @@ func TestRunNamesTheOtherNode(t *testing.T) {
 	plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, ofNode("b")))
 	a.startWorker = func() (process.ID, error) { return process.ID{}, errors.New("no worker") }
 	_, err := a.Run(t.Context())
-	failure := wantFailure(t, err, WorkerUnavailable)
+	failure := plugintest.WantFailure(t, err, reason.WorkerUnavailable)
 	for _, text := range []string{`it is for node "b", but this is node "a"`, "no worker", "--cert-dir"} {
 		if !strings.Contains(failure.Error()+failure.Hint, text) {
 			t.Errorf("it does not say %q: %q, hint %q", text, failure, failure.Hint)
@@ -316,7 +317,7 @@ func TestWorkerThatCannotBeStarted(t *testing.T) {
 			return process.ID{}, &os.PathError{Op: "fork/exec", Path: "/usr/bin/x", Err: number}
 		}
 		_, err := a.Run(t.Context())
-		if failure := wantFailure(t, err, WorkerUnavailable); !strings.Contains(failure.Hint, says) {
+		if failure := plugintest.WantFailure(t, err, reason.WorkerUnavailable); !strings.Contains(failure.Hint, says) {
 			t.Errorf("%v: hint %q", number, failure.Hint)
 		}
 	}
@@ -331,14 +332,14 @@ func TestWorkersThatDieAreBackedOffFrom(t *testing.T) {
 	}
 	for range 5 {
 		_, err := a.Run(t.Context())
-		_ = wantFailure(t, err, WorkerUnavailable)
+		_ = plugintest.WantFailure(t, err, reason.WorkerUnavailable)
 	}
 	if n := starts.Load(); n != 2 {
 		t.Errorf("%d were started", n)
 	}
 	a.now = func() time.Time { return plugintest.Noon.Add(3 * time.Second) }
 	_, err := a.Run(t.Context())
-	_ = wantFailure(t, err, WorkerUnavailable)
+	_ = plugintest.WantFailure(t, err, reason.WorkerUnavailable)
 	if n := starts.Load(); n != 3 {
 		t.Errorf("%d were started after the back-off", n)
 	}
@@ -350,7 +351,7 @@ func TestResultOfTheFutureIsNoReasonToWait(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a := testAuthenticator(t)
 			future := plugintest.Noon.Add(ahead)
-			last := &cache.Result{Worker: process.ID{PID: 1 << 30, Start: 1}, Reason: string(APIUnreachable), Message: "x", Started: future, Finished: future}
+			last := &cache.Result{Worker: process.ID{PID: 1 << 30, Start: 1}, Reason: string(reason.APIUnreachable), Message: "x", Started: future, Finished: future}
 			writeState(t, a, &cache.State{Failures: 5, Last: last, NextAttempt: future.Add(15 * time.Second)})
 			started := false
 			a.startWorker = func() (process.ID, error) {
@@ -442,7 +443,7 @@ func TestRunUnderAWrongConfiguration(t *testing.T) {
 		if !renews {
 			a.provider = nil // there is none under a configuration that names none
 		}
-		wrong := &Failure{Configuration, "hint", errors.New("certDir: wrong")}
+		wrong := reason.Configuration.Failure("hint", errors.New("certDir: wrong"))
 		a.invalid = wrong
 		if answer, err := a.Run(t.Context()); !errors.Is(err, wrong) || len(answer.Credential) > 0 {
 			t.Errorf("without a certificate: %q, %v", answer.Credential, err)
@@ -581,7 +582,7 @@ func TestRunRefusesAForeignDirectoryAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	answer, err := a.Run(t.Context())
-	if failure := wantFailure(t, err, directoryRefused); failure.Hint == "" || len(answer.Credential) > 0 {
+	if failure := plugintest.WantFailure(t, err, reason.DirectoryRefused); failure.Hint == "" || len(answer.Credential) > 0 {
 		t.Errorf("%v", failure)
 	}
 	if left, err := filepath.Glob(filepath.Dir(a.dir.Path()) + "/*"); err != nil || len(left) != 1 {

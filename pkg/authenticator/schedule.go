@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
@@ -38,12 +39,12 @@ func (s *NodeSchedule) Install(leaf *x509.Certificate) {
 }
 
 // Fail records the failure of a worker. retryAfter is the API server's Retry-After, or 0.
-func (s *NodeSchedule) Fail(reason Reason, retryAfter time.Duration) {
+func (s *NodeSchedule) Fail(why reason.Reason, retryAfter time.Duration) {
 	var notAfter time.Time
 	if s.status.pair != nil {
 		notAfter = s.status.pair.Leaf.NotAfter
 	}
-	addFailure(&s.state, &cache.Result{Reason: string(reason)}, retryAfter, notAfter, s.a.now())
+	addFailure(&s.state, &cache.Result{Reason: string(why)}, retryAfter, notAfter, s.a.now())
 	if s.status.canWait {
 		spreadAfterOutage(&s.state, notAfter, s.a.now())
 	}

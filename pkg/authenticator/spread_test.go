@@ -11,6 +11,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -24,7 +25,7 @@ func postponed(t *testing.T) (*Authenticator, *announcer, *cache.Pair) {
 	plugintest.InstallPair(t, a.dir, pair)
 	before, state := plugintest.Noon.Add(-time.Minute), &cache.State{}
 	for range spreadFrom {
-		addFailure(state, &cache.Result{Reason: string(APIUnreachable), Message: "away", Finished: before}, 0, pair.Leaf.NotAfter, before)
+		addFailure(state, &cache.Result{Reason: string(reason.APIUnreachable), Message: "away", Finished: before}, 0, pair.Leaf.NotAfter, before)
 		spreadAfterOutage(state, pair.Leaf.NotAfter, before)
 	}
 	writeState(t, a, state)
@@ -99,12 +100,12 @@ func TestChecksGoOnInThePause(t *testing.T) {
 				t.Errorf("renewed: %v, %v", api.filed, err)
 			}
 			state, err := a.dir.State()
-			if err != nil || !c.renews && (state.Failures != spreadFrom || !state.NextAttempt.Equal(before.NextAttempt) || state.Last.Reason != string(APIUnreachable)) {
+			if err != nil || !c.renews && (state.Failures != spreadFrom || !state.NextAttempt.Equal(before.NextAttempt) || state.Last.Reason != string(reason.APIUnreachable)) {
 				t.Errorf("the check changes the pause: %+v, %v", state, err)
 			}
 			if !c.renews {
 				a.at(plugintest.Noon.Add(time.Minute))
-				mustFail(t, a.Work(t.Context()), APIUnreachable) // no other check yet
+				plugintest.MustFail(t, a.Work(t.Context()), reason.APIUnreachable) // no other check yet
 			}
 		})
 	}

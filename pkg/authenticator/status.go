@@ -10,6 +10,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/trustedfile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -72,7 +73,7 @@ func (a *Authenticator) loadStatus() certificateStatus {
 			return status
 		}
 		// The API server uses its own clock, and ours may be wrong.
-		status.remark = &Failure{clockWrong, "check this machine's clock", fmt.Errorf("%s: %w", file, err)}
+		status.remark = reason.ClockWrong.Failure("check this machine's clock", fmt.Errorf("%s: %w", file, err))
 	}
 	status.foreign = a.node().IsForeign(pair)
 	if status.setNodeName(a, pair); status.problem != nil {
@@ -104,10 +105,10 @@ func (s *certificateStatus) setNodeName(a *Authenticator, pair *cache.Pair) {
 	case a.invalid != nil && (err != nil || a.nodeName == ""):
 		s.nodeName = held
 	case err != nil:
-		s.nodeName, s.remark = held, &Failure{Configuration, trustedfile.Hint(err, "set --node-name"), err}
+		s.nodeName, s.remark = held, reason.Configuration.Failure(trustedfile.Hint(err, "set --node-name"), err)
 	case name.Name != held && name.Derived:
-		s.nodeName, s.remark = held, &Failure{Configuration, "set --node-name",
-			fmt.Errorf("the certificate is for node %q, but this host is called %q", held, name.Name)}
+		s.nodeName, s.remark = held, reason.Configuration.Failure("set --node-name",
+			fmt.Errorf("the certificate is for node %q, but this host is called %q", held, name.Name))
 	case name.Name != held:
 		s.nodeName = name.Name
 		s.problem = &otherNodeError{a.dir.File(cache.CurrentFile), held, name.Name}
@@ -130,8 +131,8 @@ func (s *certificateStatus) explain(failure error) error {
 	if failure == nil || !errors.As(s.problem, &other) {
 		return failure
 	}
-	f := AsFailure(failure)
-	return &Failure{f.Reason, "if two kubelets run on this machine, give each its own certificate directory (--cert-dir); " + f.Hint, fmt.Errorf("%w; %w", other, failure)}
+	f := reason.AsFailure(failure)
+	return f.Reason.Failure("if two kubelets run on this machine, give each its own certificate directory (--cert-dir); "+f.Hint, fmt.Errorf("%w; %w", other, failure))
 }
 
 // fail sets the problem, and the node that needs a certificate.
@@ -141,7 +142,7 @@ func (s *certificateStatus) fail(a *Authenticator, err error) {
 	s.permanent = errors.As(err, &foreign)
 	if !s.permanent && !s.damaged && errors.Is(err, fs.ErrPermission) {
 		s.permanent = true
-		s.problem = &Failure{directoryRefused, "run it as the user that owns the directory, usually root", err}
+		s.problem = reason.DirectoryRefused.Failure("run it as the user that owns the directory, usually root", err)
 	}
 	name, err := nodeaccess.FindNodeName(a.nodeName)
 	s.nodeName, s.nameErr = name.Name, err

@@ -17,6 +17,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -27,8 +28,8 @@ func ofNode(name string) func(*x509.Certificate) {
 // looked is what look should find.
 type looked struct {
 	prints bool
-	lack   string // part of why nothing can be printed
-	reason Reason // of the lack, as a Failure
+	lack   string        // part of why nothing can be printed
+	reason reason.Reason // of the lack, as a Failure
 	final  bool
 	aside  bool
 	due    string // part of why another is wanted
@@ -76,7 +77,7 @@ func TestLook(t *testing.T) {
 			func(t *testing.T, a *Authenticator) {
 				plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, func(c *x509.Certificate) { c.NotAfter = plugintest.Noon }))
 			},
-			looked{lack: "expired", reason: clockWrong, node: "a"},
+			looked{lack: "expired", reason: reason.ClockWrong, node: "a"},
 		},
 		"one of tomorrow": {
 			func(t *testing.T, a *Authenticator) {
@@ -88,13 +89,13 @@ func TestLook(t *testing.T) {
 			func(t *testing.T, a *Authenticator) {
 				plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }))
 			},
-			looked{lack: "client authentication", reason: certificateUnusable, node: "a"},
+			looked{lack: "client authentication", reason: reason.CertificateUnusable, node: "a"},
 		},
 		"an administrator's": {
 			func(t *testing.T, a *Authenticator) {
 				plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, func(c *x509.Certificate) { c.Subject.Organization = []string{"system:masters"} }))
 			},
-			looked{lack: "organization", reason: certificateUnusable, node: "a"},
+			looked{lack: "organization", reason: reason.CertificateUnusable, node: "a"},
 		},
 		"due": {
 			func(t *testing.T, a *Authenticator) {
@@ -257,7 +258,7 @@ func TestLook(t *testing.T) {
 					t.Fatal(err)
 				}
 			},
-			looked{lack: "others may write into it", reason: directoryRefused, final: true, node: "a"},
+			looked{lack: "others may write into it", reason: reason.DirectoryRefused, final: true, node: "a"},
 		},
 		"a file in the directory's place": {
 			func(t *testing.T, a *Authenticator) {
@@ -265,7 +266,7 @@ func TestLook(t *testing.T) {
 					t.Fatal(err)
 				}
 			},
-			looked{lack: "not a directory", reason: directoryRefused, final: true, node: "a"},
+			looked{lack: "not a directory", reason: reason.DirectoryRefused, final: true, node: "a"},
 		},
 		"a directory below a file": {
 			func(t *testing.T, a *Authenticator) {
@@ -274,7 +275,7 @@ func TestLook(t *testing.T) {
 				}
 				a.dir = cache.At(a.dir.File("certs"))
 			},
-			looked{lack: "not a directory", reason: directoryRefused, final: true, node: "a"},
+			looked{lack: "not a directory", reason: reason.DirectoryRefused, final: true, node: "a"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -313,7 +314,7 @@ func TestLook(t *testing.T) {
 			if errors.Is(s.problem, fs.ErrNotExist) != (c.want.lack == "no such file") {
 				t.Errorf("lack is that there is none: %v", s.problem)
 			}
-			if got := AsFailure(s.problem).Reason; c.want.reason != "" && got != c.want.reason {
+			if got := reason.AsFailure(s.problem).Reason; c.want.reason != "" && got != c.want.reason {
 				t.Errorf("reason %s, want %s", got, c.want.reason)
 			}
 		})

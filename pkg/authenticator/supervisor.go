@@ -13,6 +13,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/oserror"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -71,7 +72,7 @@ func (s supervisor) ensureWorker(before certificateStatus, answer *Answer) error
 	}
 	started, err := s.startUnlessRunning(before)
 	if err != nil {
-		return AsFailure(err)
+		return reason.AsFailure(err)
 	}
 	if started {
 		answer.caution(s.plugin.provider)
@@ -153,7 +154,7 @@ func (s supervisor) startUnlessRunning(before certificateStatus) (started bool, 
 	s.plugin.step(stepStartWorker)
 	id, err := s.plugin.startWorker()
 	if err != nil {
-		return false, &Failure{WorkerUnavailable, oserror.Process(err), fmt.Errorf("start worker: %w", err)}
+		return false, reason.WorkerUnavailable.Failure(oserror.Process(err), fmt.Errorf("start worker: %w", err))
 	}
 	return true, lock.NameWorker(id)
 }
@@ -164,19 +165,19 @@ func (s supervisor) whyNotYet(waited time.Duration) error {
 	if pending, err := s.plugin.dir.Pending(); err == nil && pending != nil {
 		if pending.Last().UID != "" {
 			failure := stillWaiting(pending, nodestate.ReadState(s.plugin.dir))
-			return &Failure{failure.Reason, failure.Hint + "; " + hint, fmt.Errorf("after %s: %w", waited, failure)}
+			return failure.Reason.Failure(failure.Hint+"; "+hint, fmt.Errorf("after %s: %w", waited, failure))
 		}
-		return &Failure{APIUnreachable, hint, fmt.Errorf("%s: no answer within %s", pending.Cluster.Server, waited)}
+		return reason.APIUnreachable.Failure(hint, fmt.Errorf("%s: no answer within %s", pending.Cluster.Server, waited))
 	}
 	if !s.plugin.dir.Worker().Alive() {
-		return &Failure{WorkerUnavailable, "find who holds it with: fuser -v " + s.plugin.dir.File(cache.LockFile),
-			fmt.Errorf("%s: held by another process for %s", s.plugin.dir.File(cache.LockFile), waited)}
+		return reason.WorkerUnavailable.Failure("find who holds it with: fuser -v "+s.plugin.dir.File(cache.LockFile),
+			fmt.Errorf("%s: held by another process for %s", s.plugin.dir.File(cache.LockFile), waited))
 	}
 	// A device may be slow, hang, or be in use. The worker says so when it ends.
-	failure := &Failure{WorkerUnavailable, hint,
-		fmt.Errorf("the worker has not filed a request within %s: provider %s has not made its evidence yet", waited, s.plugin.provider.Name())}
+	failure := reason.WorkerUnavailable.Failure(hint,
+		fmt.Errorf("the worker has not filed a request within %s: provider %s has not made its evidence yet", waited, s.plugin.provider.Name()))
 	if last := s.plugin.lastWorkerFailure(); last != nil {
-		before := AsFailure(last)
+		before := reason.AsFailure(last)
 		failure.Err = fmt.Errorf("%w; the previous worker failed: %w", failure.Err, before)
 		failure.Hint = cmp.Or(before.Hint, hint)
 	}
@@ -193,7 +194,7 @@ func (s supervisor) recordDeath(lock *cache.Lock, state *cache.State) error {
 	}
 	now := s.plugin.now().UTC()
 	result := &cache.Result{
-		Worker: dead, Reason: string(WorkerUnavailable), Started: now, Finished: now,
+		Worker: dead, Reason: string(reason.WorkerUnavailable), Started: now, Finished: now,
 		Message: "the worker died without a result", Hint: "see " + s.plugin.dir.File(cache.LogFile),
 	}
 	addFailure(state, result, 0, time.Time{}, now)

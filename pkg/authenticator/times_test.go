@@ -10,105 +10,31 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
-
-func TestBackOff(t *testing.T) {
-	const minute = time.Minute
-	for name, c := range map[string]struct {
-		cause backOff
-		want  []time.Duration // after the first, second, ... failure in a row, without jitter
-	}{
-		"soon":  {soon, []time.Duration{1e9, 2e9, 4e9, 8e9, 15e9, 15e9, 15e9}},
-		"later": {later, []time.Duration{30e9, minute, 2 * minute, 4 * minute, 8 * minute, 10 * minute, 10 * minute}},
-		"busy":  {busy, []time.Duration{2e9, 4e9, 8e9, 16e9, 32e9, 64e9, 2 * minute, 2 * minute}},
-		"none":  {none, []time.Duration{0, 0, 0}},
-	} {
-		for i, want := range c.want {
-			if got := c.cause.delay(i+1, 0, 0); got != want {
-				t.Errorf("%s, %d failures: %v, want %v", name, i+1, got, want)
-			}
-		}
-		last := c.want[len(c.want)-1]
-		for _, n := range []int{100, 1_000_000, 1 << 62} {
-			if got := c.cause.delay(n, 0, 0); got != last {
-				t.Errorf("%s, %d failures: %v, want %v", name, n, got, last)
-			}
-		}
-		for _, n := range []int{0, -1} { // a state file can say anything
-			if got := c.cause.delay(n, 0, 0); got != c.want[0] {
-				t.Errorf("%s, %d failures: %v, want %v", name, n, got, c.want[0])
-			}
-		}
-	}
-}
-
-// Nodes that fail together must not come back together. That holds for each back-off, and for each
-// time that the API server asked for.
-func TestBackOffHasJitter(t *testing.T) {
-	for n := 1; n < 12; n++ {
-		for _, cause := range []backOff{soon, busy, later, none} {
-			for _, retryAfter := range []time.Duration{0, time.Second, time.Minute, time.Hour} {
-				bare := cause.delay(n, retryAfter, 0)
-				for _, random := range []float64{0, 0.25, 0.5, 0.999999} {
-					got, most := cause.delay(n, retryAfter, random), bare+bare/2
-					if got < bare || got > most || random > 0 && bare > 0 && got == bare {
-						t.Errorf("cause %d, %d failures, Retry-After %v, %v: %v, want %v to %v", cause, n, retryAfter, random, got, bare, most)
-					}
-					if got > nodestate.BackOffCeiling {
-						t.Errorf("%v is longer than what the run takes for a clock set back", got)
-					}
-				}
-			}
-		}
-	}
-}
-
-func TestBackOffRespectsRetryAfter(t *testing.T) {
-	for _, c := range []struct {
-		cause            backOff
-		n                int
-		retryAfter, want time.Duration
-	}{
-		{busy, 1, time.Second, 2 * time.Second}, // the back-off is longer
-		{busy, 1, time.Minute, time.Minute},
-		{busy, 100, time.Minute, 2 * time.Minute},
-		{busy, 1, 24 * time.Hour, laterMost}, // a server that is wrong must not take the node away
-		{soon, 1, time.Minute, time.Minute},
-		{none, 1, time.Minute, 0},
-	} {
-		if got := c.cause.delay(c.n, c.retryAfter, 0); got != c.want {
-			t.Errorf("cause %d, %d failures, Retry-After %v: %v, want %v", c.cause, c.n, c.retryAfter, got, c.want)
-		}
-	}
-	state := &cache.State{}
-	addFailure(state, &cache.Result{Reason: string(apiOverloaded)}, 40*time.Second, time.Time{}, plugintest.Noon)
-	if got := state.NextAttempt.Sub(plugintest.Noon); got < 40*time.Second || got > time.Minute {
-		t.Errorf("the next attempt is after %v", got)
-	}
-}
 
 // If an API server sheds load in between, the back-off of a denied node must not restart.
 func TestOverloadDoesNotShortenTheBackOffAfterDenials(t *testing.T) {
 	state := &cache.State{}
-	fail := func(reason Reason, wasted bool) time.Duration {
-		addFailure(state, &cache.Result{Reason: string(reason), Wasted: wasted}, 0, time.Time{}, plugintest.Noon)
+	fail := func(why reason.Reason, wasted bool) time.Duration {
+		addFailure(state, &cache.Result{Reason: string(why), Wasted: wasted}, 0, time.Time{}, plugintest.Noon)
 		return state.NextAttempt.Sub(plugintest.Noon)
 	}
 	for range 8 {
-		fail(RequestDenied, false)
-		if got := fail(apiOverloaded, false); got > 3*time.Second {
+		fail(reason.RequestDenied, false)
+		if got := fail(reason.APIOverloaded, false); got > 3*time.Second {
 			t.Errorf("one overload: %s", got)
 		}
 	}
-	if got := fail(RequestDenied, false); got < laterMost {
+	if got := fail(reason.RequestDenied, false); got < reason.BackOffLater.Delay(100, 0, 0) {
 		t.Errorf("the ninth denial: %s", got)
 	}
-	if got := fail(apiOverloaded, true); got < laterMost {
+	if got := fail(reason.APIOverloaded, true); got < reason.BackOffLater.Delay(100, 0, 0) {
 		t.Errorf("overloaded, after requests that came to nothing: %s", got)
 	}
 	addCertificate(state, &cache.Result{}, plugintest.Noon.Add(time.Hour), plugintest.Noon)
-	if got := fail(RequestDenied, false); got > laterFirst*3/2 {
+	if got := fail(reason.RequestDenied, false); got > reason.BackOffLater.Delay(1, 0, 0)*3/2 {
 		t.Errorf("the first denial after a certificate: %s", got)
 	}
 }
@@ -117,30 +43,30 @@ func TestOverloadDoesNotShortenTheBackOffAfterDenials(t *testing.T) {
 // denial cost 10 minutes.
 func TestFailuresAreCountedByKind(t *testing.T) {
 	state := &cache.State{}
-	fail := func(reason Reason) time.Duration {
-		addFailure(state, &cache.Result{Reason: string(reason)}, 0, time.Time{}, plugintest.Noon)
+	fail := func(why reason.Reason) time.Duration {
+		addFailure(state, &cache.Result{Reason: string(why)}, 0, time.Time{}, plugintest.Noon)
 		return max(state.NextAttempt.Sub(plugintest.Noon), 0)
 	}
 	for range 7 {
-		fail(APIUnreachable)
+		fail(reason.APIUnreachable)
 	}
-	if got := fail(RequestDenied); got < 30*time.Second || got > 45*time.Second {
+	if got := fail(reason.RequestDenied); got < 30*time.Second || got > 45*time.Second {
 		t.Errorf("the first denial after failures of the network: %s", got)
 	}
-	if got := fail(WaitingForSigner); got != 0 {
+	if got := fail(reason.WaitingForSigner); got != 0 {
 		t.Errorf("pending: %s", got)
 	}
-	if got := fail(requestFailed); got < time.Minute {
+	if got := fail(reason.RequestFailed); got < time.Minute {
 		t.Errorf("the second request that came to nothing: %s", got)
 	}
-	if got := fail(APIUnreachable); got < time.Second || got > 1500*time.Millisecond {
+	if got := fail(reason.APIUnreachable); got < time.Second || got > 1500*time.Millisecond {
 		t.Errorf("the network again: %s", got)
 	}
 	for range 7 {
-		fail(APIUnreachable)
+		fail(reason.APIUnreachable)
 	}
-	fail(WaitingForSigner) // the network is back, the request is filed
-	if got := fail(RequestDenied); got > 45*time.Second {
+	fail(reason.WaitingForSigner) // the network is back, the request is filed
+	if got := fail(reason.RequestDenied); got > 45*time.Second {
 		t.Errorf("the first denial, of a request that was pending for a while: %s", got)
 	}
 }
@@ -197,10 +123,10 @@ func TestHastyCertificatesArePausedFor(t *testing.T) {
 }
 
 // unreachable is n failures in a row to reach the API server, the last of them now.
-func unreachable(n int, reason Reason, notAfter time.Time) *cache.State {
+func unreachable(n int, why reason.Reason, notAfter time.Time) *cache.State {
 	state := &cache.State{}
 	for range n {
-		addFailure(state, &cache.Result{Reason: string(reason)}, 0, notAfter, plugintest.Noon)
+		addFailure(state, &cache.Result{Reason: string(why)}, 0, notAfter, plugintest.Noon)
 		spreadAfterOutage(state, notAfter, plugintest.Noon)
 	}
 	return state
@@ -213,21 +139,21 @@ func TestSpreadAfterOutage(t *testing.T) {
 	t.Parallel()
 	const minute, day = time.Minute, 24 * time.Hour
 	for _, c := range []struct {
-		reason      Reason
+		reason      reason.Reason
 		failures    int
 		left        time.Duration
 		least, most time.Duration
 	}{
-		{APIUnreachable, 1, day, time.Second, 1500 * time.Millisecond},
-		{APIUnreachable, 2, day, 40 * minute, 60 * minute},
-		{APIUnreachable, 100, day, 40 * minute, 60 * minute},
-		{apiOverloaded, 2, day, 40 * minute, 60 * minute},
-		{APIUnreachable, 2, 160 * minute, 20 * minute, 30 * minute},
-		{APIUnreachable, 100, 3 * minute, 22500 * time.Millisecond, 33750 * time.Millisecond},
-		{APIUnreachable, 100, 40 * time.Second, 15 * time.Second, 22500 * time.Millisecond}, // the back-off is longer
-		{TPMError, 100, day, 15 * time.Second, 22500 * time.Millisecond},
-		{RequestDenied, 100, day, 10 * minute, 15 * minute},
-		{WaitingForSigner, 100, day, -1 << 63, 0},
+		{reason.APIUnreachable, 1, day, time.Second, 1500 * time.Millisecond},
+		{reason.APIUnreachable, 2, day, 40 * minute, 60 * minute},
+		{reason.APIUnreachable, 100, day, 40 * minute, 60 * minute},
+		{reason.APIOverloaded, 2, day, 40 * minute, 60 * minute},
+		{reason.APIUnreachable, 2, 160 * minute, 20 * minute, 30 * minute},
+		{reason.APIUnreachable, 100, 3 * minute, 22500 * time.Millisecond, 33750 * time.Millisecond},
+		{reason.APIUnreachable, 100, 40 * time.Second, 15 * time.Second, 22500 * time.Millisecond}, // the back-off is longer
+		{reason.TPMError, 100, day, 15 * time.Second, 22500 * time.Millisecond},
+		{reason.RequestDenied, 100, day, 10 * minute, 15 * minute},
+		{reason.WaitingForSigner, 100, day, -1 << 63, 0},
 	} {
 		for range 100 {
 			state := unreachable(c.failures, c.reason, plugintest.Noon.Add(c.left))
@@ -246,8 +172,8 @@ func TestSpreadLeavesAttempts(t *testing.T) {
 	for _, lifetime := range []time.Duration{10 * time.Minute, time.Hour, 24 * time.Hour, 168 * time.Hour} {
 		state, now, attempts := &cache.State{}, plugintest.Noon, 0
 		notAfter := plugintest.Noon.Add(lifetime / 10) // the latest renewal point
-		for ; now.Before(notAfter.Add(-laterFirst)); attempts++ {
-			addFailure(state, &cache.Result{Reason: string(APIUnreachable)}, 0, notAfter, now)
+		for ; now.Before(notAfter.Add(-reason.BackOffLater.Delay(1, 0, 0))); attempts++ {
+			addFailure(state, &cache.Result{Reason: string(reason.APIUnreachable)}, 0, notAfter, now)
 			spreadAfterOutage(state, notAfter, now)
 			now = state.NextAttempt
 		}
@@ -261,13 +187,21 @@ func TestSpreadLeavesAttempts(t *testing.T) {
 func TestBackOffEndsBeforeTheCertificate(t *testing.T) {
 	state := &cache.State{}
 	for range 10 {
-		addFailure(state, &cache.Result{Reason: string(RequestDenied)}, 0, plugintest.Noon.Add(4*time.Minute), plugintest.Noon)
+		addFailure(state, &cache.Result{Reason: string(reason.RequestDenied)}, 0, plugintest.Noon.Add(4*time.Minute), plugintest.Noon)
 	}
 	if got := state.NextAttempt.Sub(plugintest.Noon); got != 2*time.Minute {
 		t.Errorf("4 minutes before the end: %s", got)
 	}
-	addFailure(state, &cache.Result{Reason: string(RequestDenied)}, 0, plugintest.Noon.Add(10*time.Second), plugintest.Noon)
+	addFailure(state, &cache.Result{Reason: string(reason.RequestDenied)}, 0, plugintest.Noon.Add(10*time.Second), plugintest.Noon)
 	if got := state.NextAttempt.Sub(plugintest.Noon); got != 30*time.Second {
 		t.Errorf("10 s before the end: %s", got)
+	}
+}
+
+func TestNextAttemptRespectsRetryAfter(t *testing.T) {
+	state := &cache.State{}
+	addFailure(state, &cache.Result{Reason: string(reason.APIOverloaded)}, 40*time.Second, time.Time{}, plugintest.Noon)
+	if got := state.NextAttempt.Sub(plugintest.Noon); got < 40*time.Second || got > time.Minute {
+		t.Errorf("the next attempt is after %v", got)
 	}
 }

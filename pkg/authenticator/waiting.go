@@ -10,6 +10,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -33,7 +34,7 @@ func (e *enrolment) noteWaiting(object *certificatesv1.CertificateSigningRequest
 }
 
 // stillWaiting returns a Failure with the reason for which a pending request waits, and its remedy.
-func stillWaiting(pending *cache.Pending, state *cache.State) *Failure {
+func stillWaiting(pending *cache.Pending, state *cache.State) *reason.Failure {
 	last, answer := pending.Last(), "issued a certificate"
 	switch {
 	case last.Hello:
@@ -41,8 +42,8 @@ func stillWaiting(pending *cache.Pending, state *cache.State) *Failure {
 	case attestation.IsRehearsalSigner(pending.SignerName):
 		answer = "given its verdict"
 	}
-	failure := &Failure{WaitingForSigner, "see: kubectl describe csr " + last.Name,
-		fmt.Errorf("CertificateSigningRequest %s: signer %s has not %s yet", last.Name, nodestate.SignerOf(pending), answer)}
+	failure := reason.WaitingForSigner.Failure("see: kubectl describe csr "+last.Name,
+		fmt.Errorf("CertificateSigningRequest %s: signer %s has not %s yet", last.Name, nodestate.SignerOf(pending), answer))
 	if waiting, ok := nodestate.WaitsFor(pending, state); ok {
 		failure.Hint, failure.Err = waiting.Text, fmt.Errorf("%w: %s", failure.Err, waiting.Reason)
 	}
@@ -51,7 +52,7 @@ func stillWaiting(pending *cache.Pending, state *cache.State) *Failure {
 
 // progress returns what the pending request waits for. It is nil while that is not known, and until
 // the time unanswered has passed since the request was filed.
-func (a *Authenticator) progress() *Failure {
+func (a *Authenticator) progress() *reason.Failure {
 	pending, err := a.dir.Pending()
 	if err != nil || pending == nil || pending.Last().UID == "" {
 		return nil //nolint:nilerr // the worker reports what is wrong with the file

@@ -8,7 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -20,7 +22,7 @@ func says(annotation string) func(int, *csrObject) {
 // The controller's reason to wait is in the worker's failure, in the state file and in status,
 // until the request is decided. What has another form is ignored.
 func TestWhatTheControllerSaysOfAWaitingRequest(t *testing.T) {
-	const annotation, reason, cure = "MachineNotFound: run this", "MachineNotFound", "run this"
+	const annotation, why, cure = "MachineNotFound: run this", "MachineNotFound", "run this"
 	for name, c := range map[string]struct {
 		change    func(n *testNode)
 		explained bool
@@ -37,19 +39,19 @@ func TestWhatTheControllerSaysOfAWaitingRequest(t *testing.T) {
 			n := newNode(t)
 			c.change(n)
 			for range 2 {
-				failure := wantFailure(t, n.work(), WaitingForSigner)
-				if strings.Contains(failure.Error(), " yet: "+reason) != c.explained || (failure.Hint == cure) != c.explained {
+				failure := plugintest.WantFailure(t, n.work(), reason.WaitingForSigner)
+				if strings.Contains(failure.Error(), " yet: "+why) != c.explained || (failure.Hint == cure) != c.explained {
 					t.Errorf("%v (%s)", failure, failure.Hint)
 				}
 			}
-			if state := n.wantState(WaitingForSigner, none); (state.Waiting != nil) != c.explained || c.explained && state.Waiting.Annotation != annotation {
+			if state := n.wantState(reason.WaitingForSigner, reason.BackOffNone); (state.Waiting != nil) != c.explained || c.explained && state.Waiting.Annotation != annotation {
 				t.Errorf("%+v", state.Waiting)
 			}
 			o := n.Overview()
-			if pending := o.Pending; (pending.Reason == reason && pending.Cure == cure) != c.explained {
+			if pending := o.Pending; (pending.Reason == why && pending.Cure == cure) != c.explained {
 				t.Errorf("%+v", pending)
 			}
-			if strings.Contains(o.Message, ": "+reason) != c.explained || (o.Hint == cure) != c.explained {
+			if strings.Contains(o.Message, ": "+why) != c.explained || (o.Hint == cure) != c.explained {
 				t.Errorf("%s (%s)", o.Message, o.Hint)
 			}
 			n.api.mu.Lock()
@@ -59,7 +61,7 @@ func TestWhatTheControllerSaysOfAWaitingRequest(t *testing.T) {
 			if err := n.work(); err != nil {
 				t.Fatal(err)
 			}
-			if state := n.wantState("", none); state.Waiting != nil {
+			if state := n.wantState("", reason.BackOffNone); state.Waiting != nil {
 				t.Errorf("it is decided, and the state file has %+v", state.Waiting)
 			}
 		})
@@ -84,8 +86,8 @@ func TestWaitingIsNotWrittenDown(t *testing.T) {
 			}
 		}
 	}
-	failure := wantFailure(t, n.work(), WaitingForSigner)
-	if state := n.wantState(WaitingForSigner, none); state.Waiting != nil || strings.Contains(failure.Error(), "MachineNotFound") {
+	failure := plugintest.WantFailure(t, n.work(), reason.WaitingForSigner)
+	if state := n.wantState(reason.WaitingForSigner, reason.BackOffNone); state.Waiting != nil || strings.Contains(failure.Error(), "MachineNotFound") {
 		t.Errorf("%v, %+v", failure, state.Waiting)
 	}
 }

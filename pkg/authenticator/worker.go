@@ -15,6 +15,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 )
@@ -78,7 +79,7 @@ func (a *Authenticator) Work(ctx context.Context) error {
 	defer cancel()
 	w := &worker{plugin: a, log: klog.FromContext(ctx)}
 	if err := w.takeLock(ctx); err != nil {
-		return AsFailure(err)
+		return reason.AsFailure(err)
 	}
 	defer w.lock.Unlock()
 	state, err := w.record(w.work(ctx))
@@ -156,7 +157,7 @@ func (w *worker) work(ctx context.Context) error {
 			err = w.enrol(ctx, status, to)
 		}
 	case to.Own && errors.As(err, &denied):
-		err = w.enrolByBootstrap(ctx, status, AsFailure(err))
+		err = w.enrolByBootstrap(ctx, status, reason.AsFailure(err))
 	}
 	if w.installed != nil {
 		// If this fails, or the worker is killed before, the next worker or "prepare" does it.
@@ -169,12 +170,12 @@ func (w *worker) work(ctx context.Context) error {
 
 // enrolByBootstrap enrols with the bootstrap credential after an approver has denied the node's
 // own. If there is no bootstrap credential, the Failure says when the node becomes NotReady.
-func (w *worker) enrolByBootstrap(ctx context.Context, status certificateStatus, denied *Failure) error {
+func (w *worker) enrolByBootstrap(ctx context.Context, status certificateStatus, denied *reason.Failure) error {
 	w.result.Wasted = true
 	to, err := w.plugin.node().BootstrapAccess()
 	if err != nil {
-		return &Failure{denied.Reason, "write a bootstrap kubeconfig there before the certificate ends, or ask the controller's operator to check the machine's record",
-			fmt.Errorf("%w; there is no other credential (%w), so this node becomes NotReady at %s, when its certificate ends", denied, err, status.pair.Leaf.NotAfter.UTC().Format(time.RFC3339))}
+		return denied.Reason.Failure("write a bootstrap kubeconfig there before the certificate ends, or ask the controller's operator to check the machine's record",
+			fmt.Errorf("%w; there is no other credential (%w), so this node becomes NotReady at %s, when its certificate ends", denied, err, status.pair.Leaf.NotAfter.UTC().Format(time.RFC3339)))
 	}
 	w.log.Info("an approver denies the node's own certificate as a credential, trying the bootstrap credential", "cause", denied.Error())
 	if err := w.lock.ForgetPending(); err != nil { // forget the denied request
@@ -182,8 +183,8 @@ func (w *worker) enrolByBootstrap(ctx context.Context, status certificateStatus,
 	}
 	w.spent = false
 	if err := w.enrol(ctx, status, to); err != nil {
-		failure := AsFailure(err)
-		return &Failure{failure.Reason, failure.Hint, fmt.Errorf("%w (before that, with the node's own certificate: %s)", err, text.Line(denied.Error(), maxMessage/2))}
+		failure := reason.AsFailure(err)
+		return failure.Reason.Failure(failure.Hint, fmt.Errorf("%w (before that, with the node's own certificate: %s)", err, text.Line(denied.Error(), reason.MaxMessage/2)))
 	}
 	return nil
 }
@@ -195,8 +196,8 @@ func (w *worker) explainNoAccess(status certificateStatus, err error) error {
 	if !errors.As(status.problem, &unusable) || !unusable.Clock {
 		return err
 	}
-	failure := AsFailure(err)
-	return &Failure{failure.Reason, "check this machine's clock; if it is right, " + failure.Hint, fmt.Errorf("%w; %w", status.problem, err)}
+	failure := reason.AsFailure(err)
+	return failure.Reason.Failure("check this machine's clock; if it is right, "+failure.Hint, fmt.Errorf("%w; %w", status.problem, err))
 }
 
 // tidy removes leftovers, and sets damaged certificate and state files aside. After a change of the
@@ -245,7 +246,7 @@ func (w *worker) wanted(status certificateStatus) (bool, error) {
 		w.saveAnnouncement(func(a *cache.Announcement) { a.Worker = process.ID{} })
 	}
 	if status.nameErr != nil {
-		return false, &Failure{Configuration, "set --node-name", status.nameErr}
+		return false, reason.Configuration.Failure("set --node-name", status.nameErr)
 	}
 	w.log.Info("a certificate is wanted", "node", status.nodeName, "due", status.due, "problem", status.problem)
 	return true, nil
@@ -293,8 +294,8 @@ func (w *worker) record(err error) (*cache.State, error) {
 	state := nodestate.ReadState(w.plugin.dir)
 	switch {
 	case err != nil:
-		failure := AsFailure(err)
-		w.result.Reason, w.result.Message, w.result.Hint = string(failure.Reason), text.Line(failure.Error(), maxMessage), failure.Hint
+		failure := reason.AsFailure(err)
+		w.result.Reason, w.result.Message, w.result.Hint = string(failure.Reason), text.Line(failure.Error(), reason.MaxMessage), failure.Hint
 		retryAfter, _ := csr.IsOverloaded(err)
 		addFailure(state, &w.result, retryAfter, w.servedUntil, now)
 		if w.canWait {

@@ -36,6 +36,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
@@ -108,25 +109,25 @@ func TestOnlyTheCertificateThatWasAskedForIsTaken(t *testing.T) {
 	other := newPending(t, a)
 	for name, c := range map[string]struct {
 		certificate []byte
-		want        Reason // empty: taken
+		want        reason.Reason // empty: taken
 	}{
 		"as asked":           {sign(t, pkcs10, nil), ""},
 		"with its issuer":    {append(sign(t, pkcs10, nil), plugintest.NewCA(t)...), ""},
-		"the issuer first":   {append(plugintest.NewCA(t), sign(t, pkcs10, nil)...), certificateUnusable},
-		"for another key":    {sign(t, pkcs10Of(t, other.Requests[0].Request), nil), certificateUnusable},
-		"another node's":     {sign(t, pkcs10, ofNode("b")), certificateUnusable},
-		"an administrator's": {sign(t, pkcs10, func(c *x509.Certificate) { c.Subject.Organization = []string{"system:masters"} }), certificateUnusable},
-		"a CA's":             {sign(t, pkcs10, func(c *x509.Certificate) { c.IsCA, c.BasicConstraintsValid = true, true }), certificateUnusable},
-		"for servers":        {sign(t, pkcs10, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }), certificateUnusable},
-		"of yesterday":       {sign(t, pkcs10, func(c *x509.Certificate) { c.NotAfter = plugintest.Noon.Add(-time.Second) }), clockWrong},
-		"garbage":            {[]byte("hunter2"), certificateUnusable},
-		"a key":              {pending.Key, certificateUnusable},
+		"the issuer first":   {append(plugintest.NewCA(t), sign(t, pkcs10, nil)...), reason.CertificateUnusable},
+		"for another key":    {sign(t, pkcs10Of(t, other.Requests[0].Request), nil), reason.CertificateUnusable},
+		"another node's":     {sign(t, pkcs10, ofNode("b")), reason.CertificateUnusable},
+		"an administrator's": {sign(t, pkcs10, func(c *x509.Certificate) { c.Subject.Organization = []string{"system:masters"} }), reason.CertificateUnusable},
+		"a CA's":             {sign(t, pkcs10, func(c *x509.Certificate) { c.IsCA, c.BasicConstraintsValid = true, true }), reason.CertificateUnusable},
+		"for servers":        {sign(t, pkcs10, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }), reason.CertificateUnusable},
+		"of yesterday":       {sign(t, pkcs10, func(c *x509.Certificate) { c.NotAfter = plugintest.Noon.Add(-time.Second) }), reason.ClockWrong},
+		"garbage":            {[]byte("hunter2"), reason.CertificateUnusable},
+		"a key":              {pending.Key, reason.CertificateUnusable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := &enrolment{worker: w, pending: pending}
 			pair, err := e.checkIssued(c.certificate)
 			if c.want != "" {
-				if failure := wantFailure(t, err, c.want); pair != nil || strings.Contains(failure.Error(), "hunter2") || !strings.Contains(failure.Error(), pending.Last().Name) {
+				if failure := plugintest.WantFailure(t, err, c.want); pair != nil || strings.Contains(failure.Error(), "hunter2") || !strings.Contains(failure.Error(), pending.Last().Name) {
 					t.Errorf("%v", failure)
 				}
 				return
@@ -266,7 +267,7 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func enrolling(t *testing.T, api *apiServer) *Authenticator {
 	t.Helper()
 	api.t = t
-	server, ca := plugintest.TlsServer(t, api, func(s *httptest.Server) {
+	server, ca := plugintest.TLSServer(t, api, func(s *httptest.Server) {
 		s.TLS = &tls.Config{ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12}
 	})
 	a := testAuthenticator(t)
@@ -285,7 +286,7 @@ func TestWorkGetsACertificate(t *testing.T) {
 		prepare func(a *Authenticator, old *cache.Pair)
 		refuses []string
 		filed   []string
-		failure Reason
+		failure reason.Reason
 	}{
 		"the first": {nil, nil, nil, []string{"token"}, ""},
 		"the next":  {dueSoon, nil, nil, []string{"certificate"}, ""},
@@ -295,8 +296,8 @@ func TestWorkGetsACertificate(t *testing.T) {
 		"after one that ended":             {func(c *x509.Certificate) { c.NotAfter = plugintest.Noon }, nil, nil, []string{"token"}, ""},
 		"after one known to be rejected":   {dueSoon, func(a *Authenticator, old *cache.Pair) { rejectedNote(a, old) }, nil, []string{"token"}, ""},
 		"after one found to be rejected":   {dueSoon, nil, []string{"certificate"}, []string{"certificate", "token"}, ""},
-		"with no credential that is known": {dueSoon, nil, []string{"certificate", "token"}, []string{"certificate", "token"}, bootstrapRefused},
-		"with a token that has run out":    {nil, nil, []string{"token"}, []string{"token"}, bootstrapRefused},
+		"with no credential that is known": {dueSoon, nil, []string{"certificate", "token"}, []string{"certificate", "token"}, reason.BootstrapRefused},
+		"with a token that has run out":    {nil, nil, []string{"token"}, []string{"token"}, reason.BootstrapRefused},
 	} {
 		t.Run(name, func(t *testing.T) {
 			api := &apiServer{decide: issue, refuses: c.refuses}
@@ -318,7 +319,7 @@ func TestWorkGetsACertificate(t *testing.T) {
 				t.Errorf("state %+v, %v", state, stateErr)
 			}
 			if c.failure != "" {
-				mustFail(t, err, c.failure)
+				plugintest.MustFail(t, err, c.failure)
 				if state.Failures != 1 || !state.NextAttempt.After(plugintest.Noon) {
 					t.Errorf("state %+v", state)
 				}
@@ -396,17 +397,17 @@ func TestWorkAfterTheOwnCertificateIsDenied(t *testing.T) {
 		refuses           []string
 		without           bool // there is no bootstrap credential
 		filed             []string
-		failure           Reason
+		failure           reason.Reason
 		says              []string
 	}{
 		"as unknown":              {reason: attestation.ReasonUnknownCredential, filed: []string{"certificate", "token"}},
 		"as one that may not":     {reason: attestation.ReasonRequesterNotAllowed, filed: []string{"certificate", "token"}},
-		"for what the machine is": {reason: "EKReplaced", filed: []string{"certificate"}, failure: RequestDenied, says: []string{"EKReplaced"}},
-		"and there is no other credential": {reason: attestation.ReasonUnknownCredential, without: true, filed: []string{"certificate"}, failure: RequestDenied,
+		"for what the machine is": {reason: "EKReplaced", filed: []string{"certificate"}, failure: reason.RequestDenied, says: []string{"EKReplaced"}},
+		"and there is no other credential": {reason: attestation.ReasonUnknownCredential, without: true, filed: []string{"certificate"}, failure: reason.RequestDenied,
 			says: []string{"UnknownCredential", "no such file", "becomes NotReady at 2026-11-20T12:05:00Z"}},
-		"and so is the bootstrap credential": {reason: attestation.ReasonUnknownCredential, bootstrap: "NodeAlreadyRegistered", filed: []string{"certificate", "token"}, failure: RequestDenied,
+		"and so is the bootstrap credential": {reason: attestation.ReasonUnknownCredential, bootstrap: "NodeAlreadyRegistered", filed: []string{"certificate", "token"}, failure: reason.RequestDenied,
 			says: []string{"NodeAlreadyRegistered", "UnknownCredential"}},
-		"and the token has run out": {reason: attestation.ReasonUnknownCredential, refuses: []string{"token"}, filed: []string{"certificate", "token"}, failure: bootstrapRefused,
+		"and the token has run out": {reason: attestation.ReasonUnknownCredential, refuses: []string{"token"}, filed: []string{"certificate", "token"}, failure: reason.BootstrapRefused,
 			says: []string{"UnknownCredential", "b.conf"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -433,7 +434,7 @@ func TestWorkAfterTheOwnCertificateIsDenied(t *testing.T) {
 				}
 				return
 			}
-			failure := wantFailure(t, err, c.failure)
+			failure := plugintest.WantFailure(t, err, c.failure)
 			for _, says := range c.says {
 				if !strings.Contains(failure.Error(), says) {
 					t.Errorf("it does not say %q: %v", says, failure)
@@ -446,7 +447,7 @@ func TestWorkAfterTheOwnCertificateIsDenied(t *testing.T) {
 				t.Error("the old certificate is not served any more")
 			}
 			state, err := a.dir.State()
-			if err != nil || state.NextAttempt.Sub(plugintest.Noon) < laterFirst {
+			if err != nil || state.NextAttempt.Sub(plugintest.Noon) < reason.BackOffLater.Delay(1, 0, 0) {
 				t.Errorf("requests were denied, and the next worker starts soon: %+v, %v", state, err)
 			}
 		})
@@ -468,13 +469,13 @@ func TestWorkBacksOffAfterARefusal(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		decide func(*certificatesv1.CertificateSigningRequest)
-		want   Reason
+		want   reason.Reason
 	}{
-		"denied": {set(certificatesv1.CertificateDenied), RequestDenied},
-		"failed": {set(certificatesv1.CertificateFailed), requestFailed},
+		"denied": {set(certificatesv1.CertificateDenied), reason.RequestDenied},
+		"failed": {set(certificatesv1.CertificateFailed), reason.RequestFailed},
 		"unusable": {func(object *certificatesv1.CertificateSigningRequest) {
 			object.Status.Certificate = sign(t, pkcs10Of(t, object.Spec.Request), ofNode("b"))
-		}, certificateUnusable},
+		}, reason.CertificateUnusable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			api := &apiServer{decide: c.decide}
@@ -483,7 +484,7 @@ func TestWorkBacksOffAfterARefusal(t *testing.T) {
 			a.now = func() time.Time { return now }
 			var pauses []time.Duration
 			for range 7 {
-				mustFail(t, a.Work(t.Context()), c.want)
+				plugintest.MustFail(t, a.Work(t.Context()), c.want)
 				state, err := a.dir.State()
 				if err != nil {
 					t.Fatal(err)
@@ -492,7 +493,7 @@ func TestWorkBacksOffAfterARefusal(t *testing.T) {
 				// a worker is a process that has ended by now
 				plugintest.Put(t, a.dir, cache.LockFile, nil, 0o600)
 				_, err = a.Run(t.Context())
-				mustFail(t, err, c.want)
+				plugintest.MustFail(t, err, c.want)
 				if pending, err := a.dir.Pending(); pending != nil || err != nil {
 					t.Errorf("a request that is settled is still pending: %v", err)
 				}
@@ -523,7 +524,7 @@ func TestThereIsOneWorker(t *testing.T) {
 	// it would wait for lockWait
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	mustFail(t, a.Work(ctx), WorkerUnavailable)
+	plugintest.MustFail(t, a.Work(ctx), reason.WorkerUnavailable)
 	if left, err := filepath.Glob(a.dir.File("*")); err != nil || len(left) != 1 {
 		t.Errorf("it wrote: %q, %v", left, err)
 	}
@@ -564,7 +565,7 @@ func (r *registry) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	defer r.mu.Unlock()
 	refuse := func(code int) {
 		reason := map[int]metav1.StatusReason{403: metav1.StatusReasonForbidden, 404: metav1.StatusReasonNotFound, 409: metav1.StatusReasonAlreadyExists, 422: metav1.StatusReasonInvalid, 500: metav1.StatusReasonInternalError}[code]
-		answerStatus(code, reason, "refused")(w, request)
+		plugintest.AnswerStatus(code, reason, "refused")(w, request)
 	}
 	name := path.Base(request.URL.Path)
 	switch {
@@ -614,7 +615,7 @@ func TestWorkCarriesOnWithAPendingRequest(t *testing.T) {
 	for name, c := range map[string]struct {
 		prepare func(r *registry, p *cache.Pending)
 		posts   []string // own or another
-		failure Reason
+		failure reason.Reason
 		pending string
 	}{
 		"never filed": {
@@ -635,16 +636,16 @@ func TestWorkCarriesOnWithAPendingRequest(t *testing.T) {
 		},
 		"filed, and pending": {
 			func(r *registry, p *cache.Pending) { filed(r, p, nil, false); p.Last().UID = "uid" },
-			nil, WaitingForSigner, own,
+			nil, reason.WaitingForSigner, own,
 		},
 		// its UID is noted: should it be deleted, nobody posts the same again
 		"never filed, and then pending": {
 			func(r *registry, _ *cache.Pending) { r.slow = true },
-			[]string{own}, WaitingForSigner, own,
+			[]string{own}, reason.WaitingForSigner, own,
 		},
 		"filed, the answer was lost, and pending": {
 			func(r *registry, p *cache.Pending) { filed(r, p, nil, false) },
-			[]string{own}, WaitingForSigner, own,
+			[]string{own}, reason.WaitingForSigner, own,
 		},
 		"its name was taken": {
 			func(r *registry, p *cache.Pending) {
@@ -663,29 +664,29 @@ func TestWorkCarriesOnWithAPendingRequest(t *testing.T) {
 		},
 		"may not file": { // and would not the next time: a request that was never there is not kept
 			func(r *registry, _ *cache.Pending) { r.refusePost = 403 },
-			[]string{own}, apiRefused, none,
+			[]string{own}, reason.APIRefused, none,
 		},
 		"is refused as invalid": {
 			func(r *registry, _ *cache.Pending) { r.refusePost = 422 },
-			[]string{own}, apiRefused, none,
+			[]string{own}, reason.APIRefused, none,
 		},
 		"the API server is broken": {
 			func(r *registry, _ *cache.Pending) { r.refusePost = 500 },
-			[]string{own}, APIUnreachable, own,
+			[]string{own}, reason.APIUnreachable, own,
 		},
 		"filed, may not get": {
 			func(r *registry, p *cache.Pending) { filed(r, p, nil, true); p.Last().UID, r.refuseGet = "uid", 403 },
-			nil, apiRefused, own,
+			nil, reason.APIRefused, own,
 		},
 		"filed, the answer was lost, may not get": {
 			func(r *registry, p *cache.Pending) { filed(r, p, nil, true); r.refuseGet = 403 },
-			[]string{own}, apiRefused, own,
+			[]string{own}, reason.APIRefused, own,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			api := &registry{t: t}
-			server, ca := plugintest.TlsServer(t, api, nil)
+			server, ca := plugintest.TLSServer(t, api, nil)
 			a := testAuthenticator(t)
 			a.bootstrapKubeconfig = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(server.URL, ca), "token: abc"))
 			pending, _, err := a.requestBuilder().first(t.Context(), "a", cache.Origin{Server: server.URL, CertificateAuthorityData: ca}, "", "")
@@ -704,14 +705,14 @@ func TestWorkCarriesOnWithAPendingRequest(t *testing.T) {
 			}
 			plugintest.Put(t, a.dir, "."+cache.CurrentFile+".tmp-1", []byte("left by a crash"), 0o600)
 			enough := 10 * time.Second
-			if c.failure == WaitingForSigner { // nothing answers
+			if c.failure == reason.WaitingForSigner { // nothing answers
 				enough = 3 * time.Second
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), enough)
 			defer cancel()
 			err = a.Work(ctx)
 			if c.failure != "" {
-				mustFail(t, err, c.failure)
+				plugintest.MustFail(t, err, c.failure)
 			} else if s := a.loadStatus(); err != nil || s.pair == nil {
 				t.Errorf("%v, lack %v", err, s.problem)
 			}
@@ -734,7 +735,7 @@ func TestWorkCarriesOnWithAPendingRequest(t *testing.T) {
 			} else if p != nil {
 				left = which(p.Last().Name)
 				wantUID := pending.Last().UID
-				if c.failure == WaitingForSigner {
+				if c.failure == reason.WaitingForSigner {
 					wantUID = "uid"
 				}
 				if p.Last().UID != wantUID || !bytes.Equal(p.Key, pending.Key) || !bytes.Equal(p.Last().Request, pending.Last().Request) {
@@ -745,7 +746,7 @@ func TestWorkCarriesOnWithAPendingRequest(t *testing.T) {
 				t.Errorf("pending is %s, want %s", left, c.pending)
 			}
 			state, err := a.dir.State()
-			if err != nil || state.Last == nil || state.Last.Reason != string(c.failure) || state.NextAttempt.IsZero() != (c.failure == "" || c.failure == WaitingForSigner) {
+			if err != nil || state.Last == nil || state.Last.Reason != string(c.failure) || state.NextAttempt.IsZero() != (c.failure == "" || c.failure == reason.WaitingForSigner) {
 				t.Errorf("state %+v, %v", state, err)
 			}
 			if rest, err := filepath.Glob(a.dir.File(".*")); err != nil || len(rest) > 0 {
@@ -806,8 +807,8 @@ func (p *askedProvider) Evidence(ctx context.Context, request provider.Request) 
 func TestWorkerThatQueuedWaitsLikeTheOthers(t *testing.T) {
 	api := &apiServer{decide: func(*certificatesv1.CertificateSigningRequest) { t.Error("it filed a request") }}
 	a := enrolling(t, api)
-	writeState(t, a, &cache.State{Failures: 1, Last: &cache.Result{Reason: string(RequestDenied), Message: "denied", Hint: "ask"}, NextAttempt: plugintest.Noon.Add(time.Minute)})
-	mustFail(t, a.Work(t.Context()), RequestDenied)
+	writeState(t, a, &cache.State{Failures: 1, Last: &cache.Result{Reason: string(reason.RequestDenied), Message: "denied", Hint: "ask"}, NextAttempt: plugintest.Noon.Add(time.Minute)})
+	plugintest.MustFail(t, a.Work(t.Context()), reason.RequestDenied)
 	if state, err := a.dir.State(); err != nil || state.Failures != 1 {
 		t.Errorf("it counts as a failure: %+v, %v", state, err)
 	}
@@ -833,7 +834,7 @@ func TestOnlyARenewalForAgeWaits(t *testing.T) {
 		"a renewal":  {func(a *Authenticator, pair *cache.Pair) { announce(t, a, pair, plugintest.Noon.Add(-time.Hour)) }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			server, ca := plugintest.TlsServer(t, &registry{t: t, refusePost: 500}, nil)
+			server, ca := plugintest.TLSServer(t, &registry{t: t, refusePost: 500}, nil)
 			a := testAuthenticator(t)
 			a.bootstrapKubeconfig = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(server.URL, ca), "token: abc"))
 			a.exec = ExecInfo{APIVersion: execV1, Cluster: &clientauthentication.Cluster{Server: server.URL, CertificateAuthorityData: ca}}
@@ -843,7 +844,7 @@ func TestOnlyARenewalForAgeWaits(t *testing.T) {
 			plugintest.InstallPair(t, a.dir, pair)
 			c.change(a, pair)
 			for range spreadFrom {
-				mustFail(t, a.Work(t.Context()), APIUnreachable)
+				plugintest.MustFail(t, a.Work(t.Context()), reason.APIUnreachable)
 				plugintest.Put(t, a.dir, cache.LockFile, nil, 0o600) // a worker is a process that has ended by now
 				state, err := a.dir.State()
 				if err != nil {

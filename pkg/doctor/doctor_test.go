@@ -20,7 +20,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/checkup"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
@@ -403,7 +403,7 @@ func TestFiles(t *testing.T) {
 		"a file in the directory's place": {func(m *machine) { m.remove(m.certs.Path()); m.write(m.certs.Path(), "", 0o600) },
 			with(fresh, "ek-template", checkup.Skipped, "certificate-directory", checkup.Failure, "bootstrap-kubeconfig", checkup.Failure, "bootstrap-credential", checkup.Skipped, "csr-create", checkup.Skipped, "csr-watch", checkup.Skipped, "signer", checkup.Skipped, "last-result", checkup.Warning), nil},
 		"configuration wrong": {func(m *machine) {
-			m.configErr = &authenticator.Failure{Reason: authenticator.Configuration, Hint: "see docs", Err: errors.New("unknown field")}
+			m.configErr = &reason.Failure{Reason: reason.Configuration, Hint: "see docs", Err: errors.New("unknown field")}
 		}, map[string]checkup.Status{"configuration": checkup.Failure}, []string{"configuration: unknown field", "configuration: see docs"}},
 		"configuration writable by others": {func(m *machine) { m.write(filepath.Join(m.root, "config.yaml"), "", 0o666) }, map[string]checkup.Status{"configuration": checkup.Failure}, []string{"configuration: others may write it (UID 0, mode 0666)", "configuration: chown root"}},
 		"configuration is a fifo":          {func(m *machine) { m.fifo(filepath.Join(m.root, "config.yaml")) }, map[string]checkup.Status{"configuration": checkup.Failure}, []string{"configuration: not a regular file"}},
@@ -415,7 +415,7 @@ func TestFiles(t *testing.T) {
 			map[string]checkup.Status{"configuration": checkup.Warning}, []string{"configuration: no metrics are written"}},
 		"no such provider": {func(m *machine) {
 			m.config.Provider = "nonsense"
-			m.configErr = &authenticator.Failure{Reason: authenticator.Configuration, Hint: "see docs", Err: errors.New("provider nonsense")}
+			m.configErr = &reason.Failure{Reason: reason.Configuration, Hint: "see docs", Err: errors.New("provider nonsense")}
 		},
 			map[string]checkup.Status{"configuration": checkup.Failure, "tpm": checkup.Skipped, "ek-certificate": checkup.Skipped, "ek-template": checkup.Skipped, "csr-create": checkup.Skipped, "signer": checkup.Skipped}, nil},
 	})
@@ -618,7 +618,7 @@ func raws(items []string) []any {
 }
 
 func TestTheLastResult(t *testing.T) {
-	failed := func(reason authenticator.Reason) cache.State {
+	failed := func(reason reason.Reason) cache.State {
 		return cache.State{Issued: time.Now().Add(-time.Hour), Failures: 3, Last: &cache.Result{Reason: string(reason), Message: "it went wrong", Hint: "do this", Finished: time.Now()}}
 	}
 	lost := map[string]checkup.Status{"certificate": checkup.Failure, "certificate-accepted": checkup.Skipped, "certificate-writes": checkup.Skipped, "bootstrap-credential": checkup.OK}
@@ -627,8 +627,8 @@ func TestTheLastResult(t *testing.T) {
 		m.writeBootstrap("{token: " + token + "}")
 	}
 	checkStates(t, map[string]scenario{
-		"denied, while served": {func(m *machine) { m.setState(failed(authenticator.RequestDenied)) }, map[string]checkup.Status{"last-result": checkup.Warning}, []string{"last-result: it went wrong", "last-result: do this", "last-result: RequestDenied, 3 in a row"}},
-		"denied":               {func(m *machine) { m.setState(failed(authenticator.RequestDenied)); lose(m) }, with(lost, "last-result", checkup.Failure), nil},
+		"denied, while served": {func(m *machine) { m.setState(failed(reason.RequestDenied)) }, map[string]checkup.Status{"last-result": checkup.Warning}, []string{"last-result: it went wrong", "last-result: do this", "last-result: RequestDenied, 3 in a row"}},
+		"denied":               {func(m *machine) { m.setState(failed(reason.RequestDenied)); lose(m) }, with(lost, "last-result", checkup.Failure), nil},
 		"again and again": {func(m *machine) {
 			s := failed("")
 			m.setState(s)
@@ -643,12 +643,12 @@ func TestTheLastResult(t *testing.T) {
 		"the same, while served":        {func(m *machine) { m.setPending(time.Hour, false, "u") }, map[string]checkup.Status{"last-result": checkup.Warning}, nil},
 		"it cannot get on with it": {func(m *machine) {
 			m.setPending(time.Second, false, "")
-			m.setState(failed(authenticator.APIUnreachable))
+			m.setState(failed(reason.APIUnreachable))
 			lose(m)
 		}, with(lost, "last-result", checkup.Failure), []string{"last-result: APIUnreachable"}},
 		"waiting is no failure": {func(m *machine) {
 			m.setPending(time.Second, false, "u")
-			m.setState(failed(authenticator.WaitingForSigner))
+			m.setState(failed(reason.WaitingForSigner))
 		}, nil, nil},
 	})
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/checkup"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/trustedfile"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -64,7 +64,7 @@ func checkConfiguration(_ context.Context, e *examination) checkup.Result {
 		return skipped("%s: %v: the other checks go by flags and defaults", e.ConfigFile, errNeedsRoot)
 	}
 	if e.ConfigErr != nil {
-		failed := authenticator.AsFailure(e.ConfigErr)
+		failed := reason.AsFailure(e.ConfigErr)
 		return checkup.Worst(f, failure(failed.Hint, "%v", failed))
 	}
 	if path := e.Config.MetricsTextfile; path != "" {

@@ -19,6 +19,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 )
@@ -92,7 +93,7 @@ func checkLastResult(ctx context.Context, e *examination) checkup.Result {
 	}
 	last := state.Last
 	// A failure of the worker with this request counts more than the age of the request.
-	stuck := last != nil && last.Reason != "" && last.Reason != string(authenticator.WaitingForSigner) && pending != nil && last.Finished.After(pending.Last().FiledAt)
+	stuck := last != nil && last.Reason != "" && last.Reason != string(reason.WaitingForSigner) && pending != nil && last.Finished.After(pending.Last().FiledAt)
 	if pending != nil && !stuck {
 		return e.judgePending(ctx, pending, state)
 	}

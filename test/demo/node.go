@@ -16,7 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 )
@@ -78,7 +78,7 @@ func (d *demo) impostorComesAgain(ctx context.Context) error {
 
 // refused runs the impostor's plugin, which has to end with the code for a denial, and to have got
 // no certificate.
-func (d *demo) refused(ctx context.Context, who string, reason verifier.Reason) error {
+func (d *demo) refused(ctx context.Context, who string, want verifier.Reason) error {
 	before, err := d.requests(ctx)
 	if err != nil {
 		return err
@@ -92,7 +92,7 @@ func (d *demo) refused(ctx context.Context, who string, reason verifier.Reason) 
 	}
 	shown(said.String())
 	say("(exit code %d)", cmd.ProcessState.ExitCode())
-	if code := authenticator.RequestDenied.Code(); cmd.ProcessState.ExitCode() != code {
+	if code := reason.RequestDenied.Code(); cmd.ProcessState.ExitCode() != code {
 		return fmt.Errorf("the impostor's plugin ended with %s, not exit code %d", cmd.ProcessState, code)
 	}
 	if printed.Len() > 0 {
@@ -112,14 +112,14 @@ func (d *demo) refused(ctx context.Context, who string, reason verifier.Reason) 
 		}
 		for _, c := range request.Status.Conditions {
 			say("%s: %s: %s", name, c.Type, c.Message)
-			if c.Type == certificatesv1.CertificateDenied && strings.Contains(c.Message, string(reason)+": ") {
+			if c.Type == certificatesv1.CertificateDenied && strings.Contains(c.Message, string(want)+": ") {
 				denied++
 				d.outcomes = append(d.outcomes, outcome{who: who, has: "the token, a genuine TPM", why: c.Message})
 			}
 		}
 	}
 	if denied != 1 {
-		return fmt.Errorf("%d requests of the impostor were denied for %s, not one", denied, reason)
+		return fmt.Errorf("%d requests of the impostor were denied for %s, not one", denied, want)
 	}
 	return nil
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/checkup"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/doctor"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
@@ -368,11 +369,11 @@ func (n *node) writes(t *testing.T) checkup.Result {
 // learns that by a dry run, and the worker by its request. The dry run changes nothing.
 func TestRevokedAndSuspended(t *testing.T) {
 	for message, want := range map[string]struct {
-		reason authenticator.Reason
+		reason reason.Reason
 		says   string
 	}{
-		attestation.MessageRevoked:   {authenticator.CertificateRevoked, "the certificate was revoked"},
-		attestation.MessageSuspended: {authenticator.MachineSuspended, "this machine is suspended"},
+		attestation.MessageRevoked:   {reason.CertificateRevoked, "the certificate was revoked"},
+		attestation.MessageSuspended: {reason.MachineSuspended, "this machine is suspended"},
 	} {
 		t.Run(string(want.reason), func(t *testing.T) {
 			n := renewingNode(t)

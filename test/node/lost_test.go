@@ -19,7 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
@@ -141,7 +141,7 @@ func testRenamed(t *testing.T, c *cluster) {
 		if code == 0 || stdout != "" {
 			t.Fatalf("exit code %d, and on standard output %d bytes: %s", code, len(stdout), stderr)
 		}
-		return code == authenticator.WaitingForSigner.Code()
+		return code == reason.WaitingForSigner.Code()
 	})
 
 	c.dismiss(t, identity)
@@ -272,7 +272,7 @@ func TestCertificateExpiresWhileOff(t *testing.T) {
 	})
 	t.Run("forgotten", func(t *testing.T) {
 		code, stdout, stderr := forgotten.plugin(t)
-		if code != authenticator.NoBootstrap.Code() || stdout != "" || !strings.Contains(stderr, "\nhint: ") {
+		if code != reason.NoBootstrap.Code() || stdout != "" || !strings.Contains(stderr, "\nhint: ") {
 			t.Errorf("exit code %d, and on standard output %d bytes: %s", code, len(stdout), stderr)
 		}
 		want := fmt.Sprintf(`rest_client_exec_plugin_call_total{call_status="plugin_execution_error",code="%d"}`, code)

@@ -20,7 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
@@ -109,8 +109,8 @@ func TestAuditTouchesNothing(t *testing.T) {
 	hopelessly := []string{l.file(t, tpmSigner, hopeless), l.file(t, tpmSigner, hopelessProof)}
 	kubelets := l.file(t, builtinSigner)
 	m.rehearses(t, 0, "passed: this machine would get a certificate for the node audited")
-	unlisted.rehearses(t, authenticator.WaitingForSigner.Code(), "has not sent a challenge yet: MachineNotFound")
-	impostor.rehearses(t, authenticator.RequestDenied.Code(), "NodeNameMismatch")
+	unlisted.rehearses(t, reason.WaitingForSigner.Code(), "has not sent a challenge yet: MachineNotFound")
+	impostor.rehearses(t, reason.RequestDenied.Code(), "NodeNameMismatch")
 	harness.Eventually(t, patience, "its hello is filed", func() bool { return len(l.ofNode(t, helloSigner, m.Name)) > 0 })
 	l.isDecided(t, l.ofNode(t, helloSigner, m.Name)[0].Name, `outcome="Challenge"`)
 	for _, name := range hopelessly {

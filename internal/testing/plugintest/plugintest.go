@@ -148,7 +148,7 @@ func Snapshot(t testing.TB, root string) string {
 }
 
 // TLSServer starts an HTTPS server and returns it with the CA that vouches for it.
-func TlsServer(t testing.TB, handler http.Handler, change func(*httptest.Server)) (server *httptest.Server, ca []byte) {
+func TLSServer(t testing.TB, handler http.Handler, change func(*httptest.Server)) (server *httptest.Server, ca []byte) {
 	t.Helper()
 	server = httptest.NewUnstartedServer(handler)
 	server.Config.ErrorLog = log.New(io.Discard, "", 0)

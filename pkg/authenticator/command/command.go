@@ -23,6 +23,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/terminal"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
@@ -84,7 +85,7 @@ func asFailure(err error) *cli.Failure {
 	if usage, ok := errors.AsType[*cli.Failure](err); ok {
 		return usage
 	}
-	failure := authenticator.AsFailure(err)
+	failure := reason.AsFailure(err)
 	return cli.Fail(failure.Reason.Code(), failure.Hint, failure)
 }
 
@@ -120,7 +121,7 @@ func settingsOnly(args []string) bool {
 // say prints an error that does not end the command.
 func (i *invocation) say(err error) {
 	hint := ""
-	if failure, ok := errors.AsType[*authenticator.Failure](err); ok {
+	if failure, ok := errors.AsType[*reason.Failure](err); ok {
 		hint = failure.Hint
 	}
 	i.Report(i.Name, err, hint)

@@ -37,6 +37,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/unittest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/insecure"
@@ -705,12 +706,12 @@ func TestSay(t *testing.T) {
 		err  error
 		want string
 	}{
-		"with a hint":       {&authenticator.Failure{Reason: authenticator.TPMError, Hint: "turn it on", Err: errors.New("no TPM")}, "x: no TPM\nhint: turn it on\n"},
-		"without":           {&authenticator.Failure{Reason: authenticator.TPMError, Err: errors.New("no TPM")}, "x: no TPM\n"},
+		"with a hint":       {&reason.Failure{Reason: reason.TPMError, Hint: "turn it on", Err: errors.New("no TPM")}, "x: no TPM\nhint: turn it on\n"},
+		"without":           {&reason.Failure{Reason: reason.TPMError, Err: errors.New("no TPM")}, "x: no TPM\n"},
 		"of several lines":  {errors.New("first\n\tsecond\r\nthird "), "x: first second third\n"},
 		"of others":         {errors.New("no TPM"), "x: no TPM\n"},
-		"a hint inside":     {fmt.Errorf("still served: %w", &authenticator.Failure{Hint: "wait", Err: errors.New("late")}), "x: still served: late\nhint: wait\n"},
-		"several, one hint": {errors.Join(errors.New("a"), &authenticator.Failure{Hint: "wait", Err: errors.New("b")}), "x: a b\nhint: wait\n"},
+		"a hint inside":     {fmt.Errorf("still served: %w", &reason.Failure{Hint: "wait", Err: errors.New("late")}), "x: still served: late\nhint: wait\n"},
+		"several, one hint": {errors.Join(errors.New("a"), &reason.Failure{Hint: "wait", Err: errors.New("b")}), "x: a b\nhint: wait\n"},
 	} {
 		var stderr bytes.Buffer
 		(&invocation{Program: Program{Name: "x"}, Process: Process{Stderr: &stderr}}).say(c.err)

@@ -10,7 +10,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/outputformat"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/doctor"
 )
 
@@ -69,14 +69,14 @@ func (i *invocation) printDoctor(report doctor.Report, format string) error {
 		return err
 	}
 	if report.NotSwitchedOn {
-		return &authenticator.Failure{
-			Reason: authenticator.NodeUnhealthy, Hint: "write " + i.file + ", or name the settings that are to be examined with flags",
+		return &reason.Failure{
+			Reason: reason.NodeUnhealthy, Hint: "write " + i.file + ", or name the settings that are to be examined with flags",
 			Err: errors.New("this program is not switched on here"),
 		}
 	}
 	if err := report.Checks.Err(); err != nil {
-		return &authenticator.Failure{
-			Reason: authenticator.NodeUnhealthy, Hint: "each check above names its remedy; kubelet-authenticator(8), docs/node.md, has all of them", Err: err,
+		return &reason.Failure{
+			Reason: reason.NodeUnhealthy, Hint: "each check above names its remedy; kubelet-authenticator(8), docs/node.md, has all of them", Err: err,
 		}
 	}
 	return nil

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
@@ -105,13 +106,13 @@ func findCluster(config authenticator.Config, ours string) (cache.Origin, error)
 		}
 		for _, err := range []error{k.Problem, k.ClusterProblem} {
 			if err != nil {
-				return cache.Origin{}, &authenticator.Failure{Reason: authenticator.Configuration, Hint: "name another with --bootstrap-kubeconfig, or the cluster with --server", Err: err}
+				return cache.Origin{}, &reason.Failure{Reason: reason.Configuration, Hint: "name another with --bootstrap-kubeconfig, or the cluster with --server", Err: err}
 			}
 		}
 		return k.Cluster, nil
 	}
-	return cache.Origin{}, &authenticator.Failure{
-		Reason: authenticator.NoBootstrap, Hint: "name one with --bootstrap-kubeconfig, or the cluster with --server and --certificate-authority",
+	return cache.Origin{}, &reason.Failure{
+		Reason: reason.NoBootstrap, Hint: "name one with --bootstrap-kubeconfig, or the cluster with --server and --certificate-authority",
 		Err: fmt.Errorf("no bootstrap kubeconfig names the cluster: %q: no such file", paths),
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/oserror"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
@@ -63,7 +64,7 @@ it waits for that, says what the request waits for, and fails if the certificate
 // certificate that it has.
 func (i *invocation) prepare(ctx context.Context, config authenticator.Config, loadErr error, setup kubelet.Setup) error {
 	if err := setup.Check(); err != nil {
-		return &authenticator.Failure{Reason: authenticator.Configuration, Hint: "see --help and kubelet-authenticator-config(5), docs/configuration.md, for what each setting may be", Err: err}
+		return &reason.Failure{Reason: reason.Configuration, Hint: "see --help and kubelet-authenticator-config(5), docs/configuration.md, for what each setting may be", Err: err}
 	}
 	p, err := kubelet.Prepare(setup, func(line string) { i.tell("%s", line) })
 	for _, problem := range p.Problems {
@@ -143,10 +144,10 @@ func notWritten(err error) error {
 	var write *cache.WriteError
 	var unprepared *kubelet.UnpreparedError
 	if errors.As(err, &write) || errors.As(err, &unprepared) {
-		return &authenticator.Failure{Reason: authenticator.KubeletNotPrepared, Hint: cmp.Or(oserror.Directory(err, ""),
+		return &reason.Failure{Reason: reason.KubeletNotPrepared, Hint: cmp.Or(oserror.Directory(err, ""),
 			"see who owns the file and its directory, their modes, and whether the file system is full or read-only"), Err: err}
 	}
-	return authenticator.AsFailure(err)
+	return reason.AsFailure(err)
 }
 
 // tell prints one line on standard error about what succeeded.

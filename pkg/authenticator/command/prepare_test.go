@@ -15,7 +15,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
@@ -35,8 +35,8 @@ func TestFullRunIsAFailureOfPrepare(t *testing.T) {
 		syscall.ENOSPC: "free space", syscall.EROFS: "read-write", syscall.EACCES: "run this as root", syscall.EISDIR: "who owns the file",
 	} {
 		for _, err := range []error{&cache.WriteError{Path: "/run/x", Err: number}, &kubelet.UnpreparedError{Err: &cache.WriteError{Path: "/run/x", Err: number}}} {
-			var failure *authenticator.Failure
-			if err := notWritten(err); !errors.As(err, &failure) || failure.Reason != authenticator.KubeletNotPrepared ||
+			var failure *reason.Failure
+			if err := notWritten(err); !errors.As(err, &failure) || failure.Reason != reason.KubeletNotPrepared ||
 				!strings.Contains(failure.Hint, says) || strings.Contains(failure.Hint, "--") {
 				t.Errorf("%v: %+v", number, failure)
 			}

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 )
 
 // Main executes the process's command line and returns its exit code. A main function has to call
@@ -19,7 +19,7 @@ func (p Program) Main() int {
 	stdout, err := protect()
 	if err != nil {
 		_, _ = fmt.Fprintf(os.Stderr, "%s: %v\n", p.Name, err)
-		return authenticator.Unexpected.Code()
+		return reason.Unexpected.Code()
 	}
 	return p.Run(context.Background(), Process{Args: os.Args[1:], Stdin: os.Stdin, Stdout: stdout, Stderr: os.Stderr, Getenv: os.Getenv})
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
 
@@ -71,6 +72,6 @@ func (i *invocation) checkExecFlags(k kubelet.Kubeconfig, taken *authenticator.E
 	if problem == "" {
 		return nil
 	}
-	return &authenticator.Failure{Reason: authenticator.Configuration, Hint: "run the program that the kubeconfig names, as root; or name the configuration with --config",
+	return &reason.Failure{Reason: reason.Configuration, Hint: "run the program that the kubeconfig names, as root; or name the configuration with --config",
 		Err: fmt.Errorf("%s: the flags that the kubelet uses are not known: %.256s", k.Path, problem)}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/terminal"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/doctor"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
@@ -78,7 +79,7 @@ func (i *invocation) reset(ctx context.Context, a *authenticator.Authenticator, 
 	}
 	running, err := doctor.KubeletsOf(kubeconfig)
 	if err != nil && !flags.force && !flags.dryRun {
-		return &authenticator.Failure{Reason: authenticator.NotConfirmed, Hint: "--force removes the files although it is not known whether a kubelet runs", Err: fmt.Errorf("nothing was removed: find kubelets: %w", err)}
+		return &reason.Failure{Reason: reason.NotConfirmed, Hint: "--force removes the files although it is not known whether a kubelet runs", Err: fmt.Errorf("nothing was removed: find kubelets: %w", err)}
 	}
 
 	// 2. Show the plan.
@@ -127,8 +128,8 @@ func (i *invocation) reset(ctx context.Context, a *authenticator.Authenticator, 
 }
 
 func kubeletRuns(kubeconfig string) error {
-	return &authenticator.Failure{
-		Reason: authenticator.NotConfirmed, Hint: "systemctl stop kubelet; with --force the node becomes NotReady, unless it has a bootstrap credential",
+	return &reason.Failure{
+		Reason: reason.NotConfirmed, Hint: "systemctl stop kubelet; with --force the node becomes NotReady, unless it has a bootstrap credential",
 		Err: fmt.Errorf("a kubelet runs with %s: nothing was removed", kubeconfig),
 	}
 }
@@ -147,9 +148,9 @@ func (i *invocation) confirm(ctx context.Context, question string, yes bool) err
 	err := terminal.Confirm(ctx, i.Stdin, i.Stderr, question)
 	switch {
 	case errors.Is(err, terminal.ErrNobody):
-		return &authenticator.Failure{Reason: authenticator.NotConfirmed, Hint: "--yes confirms it in a script", Err: fmt.Errorf("nothing was removed: %w", err)}
+		return &reason.Failure{Reason: reason.NotConfirmed, Hint: "--yes confirms it in a script", Err: fmt.Errorf("nothing was removed: %w", err)}
 	case errors.Is(err, terminal.ErrDeclined):
-		return &authenticator.Failure{Reason: authenticator.NotConfirmed, Err: errors.New("nothing was removed")}
+		return &reason.Failure{Reason: reason.NotConfirmed, Err: errors.New("nothing was removed")}
 	}
 	return err
 }

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -59,7 +59,7 @@ func TestResetIsConfirmed(t *testing.T) {
 
 // On a terminal it asks, and only "yes" is a yes.
 func TestResetAsks(t *testing.T) {
-	for answer, code := range map[string]int{"yes\n": 0, "y\n": authenticator.NotConfirmed.Code(), "\n": authenticator.NotConfirmed.Code()} {
+	for answer, code := range map[string]int{"yes\n": 0, "y\n": reason.NotConfirmed.Code(), "\n": reason.NotConfirmed.Code()} {
 		n := newNode(t)
 		enrolled(t, n.certs)
 		master, terminal := openTerminal(t)

@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 )
 
 // explain says what to run instead of a bare call, which would print the private key. It returns a
@@ -21,8 +21,8 @@ so it does not print them on a terminal. Run one of these instead:
   %[1]s --help      all commands and flags
 
 `, i.Name)
-	return &authenticator.Failure{
-		Reason: authenticator.Usage, Hint: "to get the credential all the same, send it through a pipe",
+	return &reason.Failure{
+		Reason: reason.Usage, Hint: "to get the credential all the same, send it through a pipe",
 		Err: errors.New("standard output is a terminal: no credential is printed"),
 	}
 }

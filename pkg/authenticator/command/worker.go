@@ -13,6 +13,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 )
 
 const (
@@ -70,7 +71,7 @@ func (i *invocation) work(ctx context.Context, a *authenticator.Authenticator) e
 	case err := <-done:
 		return err
 	case <-time.After(i.deadline() + graceAfterDeadline):
-		return &authenticator.Failure{Reason: authenticator.WorkerUnavailable, Err: errors.New("worker: overran its deadline")}
+		return &reason.Failure{Reason: reason.WorkerUnavailable, Err: errors.New("worker: overran its deadline")}
 	}
 }
 

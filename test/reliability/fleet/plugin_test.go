@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 )
 
 // stage is how far a renewal has come.
@@ -58,7 +59,7 @@ func (p *plugin) runsAgain() {
 func (p *plugin) wake(e event) {
 	if e.kind == deadline {
 		if p.alive && e.number == p.worker {
-			p.ends(authenticator.WaitingForSigner)
+			p.ends(reason.WaitingForSigner)
 		}
 		return
 	}
@@ -87,7 +88,7 @@ func (p *plugin) work() {
 		p.files(asks, helloFiled)
 	case challenged, signed, helloFiled, proofFiled: // it reads its request, and what became of it
 		if !p.send(others, 1) {
-			p.ends(authenticator.APIUnreachable)
+			p.ends(reason.APIUnreachable)
 			return
 		}
 		p.follows()
@@ -97,7 +98,7 @@ func (p *plugin) work() {
 // files files the next request, and watches it.
 func (p *plugin) files(what call, next stage) {
 	if !p.send(what, 1) {
-		p.ends(authenticator.APIUnreachable)
+		p.ends(reason.APIUnreachable)
 		return
 	}
 	p.send(others, 1)
@@ -137,7 +138,7 @@ func (p *plugin) judged(number int) {
 	}
 }
 
-func (p *plugin) ends(reason authenticator.Reason) {
+func (p *plugin) ends(why reason.Reason) {
 	p.alive = false
-	p.schedule.Fail(reason, 0)
+	p.schedule.Fail(why, 0)
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package authenticator
+package reason_test
 
 import (
 	"bytes"
@@ -8,7 +8,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -33,6 +32,8 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 )
@@ -40,9 +41,9 @@ import (
 var update = flag.Bool("update", false, "write what is generated from this package's tables into docs/")
 
 func TestReasonsAreNumberedOnce(t *testing.T) {
-	codes, names, next := map[int]Reason{}, map[Reason]bool{}, 10
-	for _, info := range Reasons() {
-		if info.Reason == CertificateDue {
+	codes, names, next := map[int]reason.Reason{}, map[reason.Reason]bool{}, 10
+	for _, info := range reason.All() {
+		if info.Reason == reason.CertificateDue {
 			next = 40 // the codes of the command status start again
 		}
 		switch {
@@ -71,22 +72,22 @@ func TestReasonsAreNumberedOnce(t *testing.T) {
 			t.Errorf("%s: %q is not a sentence for the table", info.Reason, info.Meaning)
 		}
 	}
-	if Unexpected.Code() != 1 || Usage.Code() != 3 || Reason("Nonsense").Code() != 1 {
+	if reason.Unexpected.Code() != 1 || reason.Usage.Code() != 3 || reason.Reason("Nonsense").Code() != 1 {
 		t.Error("1 is for what has no name, 3 for the command line")
 	}
 }
 
 // Codes reach dashboards: they stay as they were published.
 func TestPublishedCodesDoNotChange(t *testing.T) {
-	for reason, code := range map[Reason]int{
+	for why, code := range map[reason.Reason]int{
 		"Unexpected": 1, "Usage": 3,
 		"Configuration": 10, "ExecAPI": 11, "DirectoryRefused": 12, "WorkerUnavailable": 13, "TPMAbsent": 14, "TPMError": 15,
 		"AttestationFailed": 16, "NoBootstrapCredential": 17, "BootstrapCredentialRefused": 18, "APIUnreachable": 19, "APIRefused": 20,
 		"RequestDenied": 21, "RequestFailed": 22, "WaitingForSigner": 23, "CertificateUnusable": 24, "ClockWrong": 25,
 		"APIUntrusted": 26, "DirectoryNotWritable": 27,
 	} {
-		if got := reason.Code(); got != code {
-			t.Errorf("%s has become %d, was %d", reason, got, code)
+		if got := why.Code(); got != code {
+			t.Errorf("%s has become %d, was %d", why, got, code)
 		}
 	}
 }
@@ -115,7 +116,7 @@ func TestEveryReasonIsInTheTable(t *testing.T) {
 		}
 	}
 	var listed []string
-	for _, info := range Reasons() {
+	for _, info := range reason.All() {
 		listed = append(listed, string(info.Reason))
 	}
 	slices.Sort(declared)
@@ -125,15 +126,15 @@ func TestEveryReasonIsInTheTable(t *testing.T) {
 	}
 }
 
-const exitCodes = "../../docs/node.md"
+const exitCodes = "../../../docs/node.md"
 
-// docs/node.md is Reasons() for people. To write it: go test ./pkg/authenticator -run
+// docs/node.md is Reasons() for people. To write it: go test ./pkg/authenticator/reason -run
 // ExitCodes -update.
 func TestExitCodesAreDocumented(t *testing.T) {
 	const begin, end = "<!-- exit codes -->\n", "<!-- /exit codes -->\n"
 	var table strings.Builder
 	table.WriteString("| code | name | meaning |\n| --- | --- | --- |\n")
-	for _, info := range Reasons() {
+	for _, info := range reason.All() {
 		_, _ = fmt.Fprintf(&table, "| %d | %s | %s |\n", info.Code, info.Reason, info.Meaning)
 	}
 	page, err := os.ReadFile(exitCodes)
@@ -157,21 +158,21 @@ func TestExitCodesAreDocumented(t *testing.T) {
 }
 
 func TestAsFailure(t *testing.T) {
-	own := &Failure{tpmAbsent, "hint", errors.New("no TPM")}
+	own := reason.TPMAbsent.Failure("hint", errors.New("no TPM"))
 	for name, c := range map[string]struct {
 		err  error
-		want Reason
+		want reason.Reason
 	}{
-		"a Failure":             {own, tpmAbsent},
-		"a Failure inside":      {fmt.Errorf("worker: %w", own), tpmAbsent},
-		"a foreign directory":   {fmt.Errorf("x: %w", &cache.ForeignDirError{Path: "/x", Problem: "is a file"}), directoryRefused},
-		"a full disk":           {fmt.Errorf("x: %w", &cache.WriteError{Path: "/x", Err: io.ErrShortWrite}), directoryNotWritable},
-		"the lock":              {fmt.Errorf("x: %w", cache.ErrLocked), WorkerUnavailable},
-		"a bad certificate":     {fmt.Errorf("x: %w", &cache.UnusableError{Problem: "it is a CA's"}), certificateUnusable},
-		"an early certificate":  {fmt.Errorf("x: %w", &cache.UnusableError{Problem: "it is not valid yet", Clock: true}), clockWrong},
-		"what nobody has named": {errors.New("x"), Unexpected},
+		"a Failure":             {own, reason.TPMAbsent},
+		"a Failure inside":      {fmt.Errorf("worker: %w", own), reason.TPMAbsent},
+		"a foreign directory":   {fmt.Errorf("x: %w", &cache.ForeignDirError{Path: "/x", Problem: "is a file"}), reason.DirectoryRefused},
+		"a full disk":           {fmt.Errorf("x: %w", &cache.WriteError{Path: "/x", Err: io.ErrShortWrite}), reason.DirectoryNotWritable},
+		"the lock":              {fmt.Errorf("x: %w", cache.ErrLocked), reason.WorkerUnavailable},
+		"a bad certificate":     {fmt.Errorf("x: %w", &cache.UnusableError{Problem: "it is a CA's"}), reason.CertificateUnusable},
+		"an early certificate":  {fmt.Errorf("x: %w", &cache.UnusableError{Problem: "it is not valid yet", Clock: true}), reason.ClockWrong},
+		"what nobody has named": {errors.New("x"), reason.Unexpected},
 	} {
-		if got := AsFailure(c.err); got.Reason != c.want || got.Err == nil || c.want == tpmAbsent && got != own {
+		if got := reason.AsFailure(c.err); got.Reason != c.want || got.Err == nil || c.want == reason.TPMAbsent && got != own {
 			t.Errorf("%s: %s, want %s", name, got.Reason, c.want)
 		}
 	}
@@ -184,8 +185,8 @@ func TestWriteErrorsHaveTheirHint(t *testing.T) {
 		syscall.ENOLCK: "no locks", syscall.ENOSYS: "no locks", syscall.EOPNOTSUPP: "no locks", syscall.EMFILE: "LimitNOFILE=", syscall.ENFILE: "fs.file-max",
 		syscall.EIO: "kernel's log", syscall.EISDIR: "free space on the disk",
 	} {
-		got := AsFailure(fmt.Errorf("x: %w", &cache.WriteError{Path: "/x", Err: &fs.PathError{Op: "flock", Path: "/x", Err: number}}))
-		if got.Reason != directoryNotWritable || !strings.Contains(got.Hint, says) {
+		got := reason.AsFailure(fmt.Errorf("x: %w", &cache.WriteError{Path: "/x", Err: &fs.PathError{Op: "flock", Path: "/x", Err: number}}))
+		if got.Reason != reason.DirectoryNotWritable || !strings.Contains(got.Hint, says) {
 			t.Errorf("%v: %s, hint %q", number, got.Reason, got.Hint)
 		}
 		if another := strings.Contains(got.Hint, "--cert-dir"); another == (number == syscall.EMFILE || number == syscall.ENFILE) {
@@ -194,8 +195,7 @@ func TestWriteErrorsHaveTheirHint(t *testing.T) {
 	}
 }
 
-// callAPI returns what a client gets from that server, by which apiFailure has to tell what is
-// wrong.
+// callAPI returns a client's error with that server, which ClassifyAPIError has to classify.
 func callAPI(t *testing.T, server string, ca []byte) error {
 	t.Helper()
 	client, err := csr.NewClient(&rest.Config{Host: server, TLSClientConfig: rest.TLSClientConfig{CAData: ca}})
@@ -211,55 +211,34 @@ func callAPI(t *testing.T, server string, ca []byte) error {
 	return err
 }
 
-// answerStatus answers with a Status object, as an API server does.
-func answerStatus(code int, reason metav1.StatusReason, message string) http.HandlerFunc {
-	return func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(code)
-		_ = json.NewEncoder(w).Encode(metav1.Status{
-			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"},
-			Status:   metav1.StatusFailure, Code: int32(code), Reason: reason, Message: message,
-		})
-	}
-}
-
-// answerPage answers with HTML, as a proxy between a node and the API server does.
-func answerPage(code int) http.HandlerFunc {
-	return func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "text/html")
-		w.WriteHeader(code)
-		_, _ = io.WriteString(w, "<html>\n<head>\n<title>No</title>\n</head>\n<body>\n\x1b[2J"+strings.Repeat("<p>Ask your administrator.</p>\n", 100)+"</body>\n</html>\n")
-	}
-}
-
 func TestAnswersOfTheAPIServerAreSorted(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		handler http.Handler
-		want    Reason
+		want    reason.Reason
 		says    string
 	}{
-		"401":                    {answerStatus(401, metav1.StatusReasonUnauthorized, "Unauthorized"), bootstrapRefused, "whose"},
-		"403":                    {answerStatus(403, metav1.StatusReasonForbidden, "certificatesigningrequests is forbidden: User \"x\" cannot create"), apiRefused, "cannot create"},
-		"403, in many lines":     {answerStatus(403, metav1.StatusReasonForbidden, "admission webhook:\n- no\n- no\n"), apiRefused, "whose"},
-		"403, at length":         {answerStatus(403, metav1.StatusReasonForbidden, strings.Repeat("no! ", 10_000)), apiRefused, "no!"},
-		"403, with escapes":      {answerStatus(403, metav1.StatusReasonForbidden, "\x1b]0;owned\x07no"), apiRefused, "no"},
-		"403 of a proxy":         {answerPage(403), apiRefused, ""},
-		"404":                    {answerStatus(404, metav1.StatusReasonNotFound, "the server could not find the requested resource"), apiRefused, ""},
-		"404 of a web server":    {answerPage(404), apiRefused, ""},
-		"413":                    {answerStatus(413, metav1.StatusReasonRequestEntityTooLarge, "too large"), apiRefused, ""},
-		"422":                    {answerStatus(422, metav1.StatusReasonInvalid, "CertificateSigningRequest \"x\" is invalid: [spec.usages: no,\nspec.request: no]"), apiRefused, "spec.request"},
-		"400":                    {answerStatus(400, metav1.StatusReasonBadRequest, "no"), apiRefused, ""},
-		"500":                    {answerStatus(500, metav1.StatusReasonInternalError, "etcd:\nleader changed"), APIUnreachable, "leader changed"},
-		"502 of a load balancer": {answerPage(502), APIUnreachable, ""},
-		"200, but not an object": {http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "<html>\nwelcome\n</html>") }), APIUnreachable, ""},
-		"no answer":              {http.HandlerFunc(plugintest.Hang), APIUnreachable, "no answer in time"},
-		"hangs up":               {http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }), APIUnreachable, ""},
+		"401":                    {plugintest.AnswerStatus(401, metav1.StatusReasonUnauthorized, "Unauthorized"), reason.BootstrapRefused, "whose"},
+		"403":                    {plugintest.AnswerStatus(403, metav1.StatusReasonForbidden, "certificatesigningrequests is forbidden: User \"x\" cannot create"), reason.APIRefused, "cannot create"},
+		"403, in many lines":     {plugintest.AnswerStatus(403, metav1.StatusReasonForbidden, "admission webhook:\n- no\n- no\n"), reason.APIRefused, "whose"},
+		"403, at length":         {plugintest.AnswerStatus(403, metav1.StatusReasonForbidden, strings.Repeat("no! ", 10_000)), reason.APIRefused, "no!"},
+		"403, with escapes":      {plugintest.AnswerStatus(403, metav1.StatusReasonForbidden, "\x1b]0;owned\x07no"), reason.APIRefused, "no"},
+		"403 of a proxy":         {plugintest.AnswerPage(403), reason.APIRefused, ""},
+		"404":                    {plugintest.AnswerStatus(404, metav1.StatusReasonNotFound, "the server could not find the requested resource"), reason.APIRefused, ""},
+		"404 of a web server":    {plugintest.AnswerPage(404), reason.APIRefused, ""},
+		"413":                    {plugintest.AnswerStatus(413, metav1.StatusReasonRequestEntityTooLarge, "too large"), reason.APIRefused, ""},
+		"422":                    {plugintest.AnswerStatus(422, metav1.StatusReasonInvalid, "CertificateSigningRequest \"x\" is invalid: [spec.usages: no,\nspec.request: no]"), reason.APIRefused, "spec.request"},
+		"400":                    {plugintest.AnswerStatus(400, metav1.StatusReasonBadRequest, "no"), reason.APIRefused, ""},
+		"500":                    {plugintest.AnswerStatus(500, metav1.StatusReasonInternalError, "etcd:\nleader changed"), reason.APIUnreachable, "leader changed"},
+		"502 of a load balancer": {plugintest.AnswerPage(502), reason.APIUnreachable, ""},
+		"200, but not an object": {http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "<html>\nwelcome\n</html>") }), reason.APIUnreachable, ""},
+		"no answer":              {http.HandlerFunc(plugintest.Hang), reason.APIUnreachable, "no answer in time"},
+		"hangs up":               {http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }), reason.APIUnreachable, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			server, ca := plugintest.TlsServer(t, c.handler, nil)
-			failure := wantFailure(t, classifyAPIError(callAPI(t, server.URL, ca), "whose"), c.want)
+			server, ca := plugintest.TLSServer(t, c.handler, nil)
+			failure := plugintest.WantFailure(t, reason.ClassifyAPIError(callAPI(t, server.URL, ca), "whose"), c.want)
 			if !strings.Contains(failure.Error(), c.says) {
 				t.Errorf("it does not say %q: %v", c.says, failure)
 			}
@@ -288,32 +267,32 @@ func TestConnectionsThatFailAreSorted(t *testing.T) {
 			s.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
 		}, certificate
 	}
-	answer := answerStatus(401, metav1.StatusReasonUnauthorized, "reached")
+	answer := plugintest.AnswerStatus(401, metav1.StatusReasonUnauthorized, "reached")
 	for name, c := range map[string]struct {
 		change func(*x509.Certificate)
 		ca     []byte // nil: the server's own
-		want   Reason
+		want   reason.Reason
 	}{
-		"reached":       {change: func(*x509.Certificate) {}, want: bootstrapRefused},
-		"another CA":    {change: func(*x509.Certificate) {}, ca: plugintest.NewCA(t), want: apiUntrusted},
-		"another name":  {change: func(c *x509.Certificate) { c.IPAddresses = []net.IP{net.IPv4(10, 0, 0, 1)} }, want: apiUntrusted},
-		"no server's":   {change: func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }, want: apiUntrusted},
-		"expired":       {change: func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) }, want: apiUntrusted},
-		"not yet valid": {change: func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Minute) }, want: apiUntrusted},
+		"reached":       {change: func(*x509.Certificate) {}, want: reason.BootstrapRefused},
+		"another CA":    {change: func(*x509.Certificate) {}, ca: plugintest.NewCA(t), want: reason.APIUntrusted},
+		"another name":  {change: func(c *x509.Certificate) { c.IPAddresses = []net.IP{net.IPv4(10, 0, 0, 1)} }, want: reason.APIUntrusted},
+		"no server's":   {change: func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }, want: reason.APIUntrusted},
+		"expired":       {change: func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) }, want: reason.APIUntrusted},
+		"not yet valid": {change: func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Minute) }, want: reason.APIUntrusted},
 		"the clock is at 1970": {change: func(c *x509.Certificate) {
 			c.NotBefore = time.Now().Add(20 * 365 * 24 * time.Hour)
 			c.NotAfter = c.NotBefore.Add(time.Hour)
-		}, want: apiUntrusted},
+		}, want: reason.APIUntrusted},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			start, own := certificate(c.change)
-			server, _ := plugintest.TlsServer(t, answer, start)
+			server, _ := plugintest.TLSServer(t, answer, start)
 			ca := c.ca
 			if ca == nil {
 				ca = own
 			}
-			_ = wantFailure(t, classifyAPIError(callAPI(t, server.URL, ca), "whose"), c.want)
+			_ = plugintest.WantFailure(t, reason.ClassifyAPIError(callAPI(t, server.URL, ca), "whose"), c.want)
 		})
 	}
 	t.Run("nobody listens", func(t *testing.T) {
@@ -326,7 +305,7 @@ func TestConnectionsThatFailAreSorted(t *testing.T) {
 		if err := listener.Close(); err != nil {
 			t.Fatal(err)
 		}
-		failure := wantFailure(t, classifyAPIError(callAPI(t, address, plugintest.NewCA(t)), "whose"), APIUnreachable)
+		failure := plugintest.WantFailure(t, reason.ClassifyAPIError(callAPI(t, address, plugintest.NewCA(t)), "whose"), reason.APIUnreachable)
 		if !strings.Contains(failure.Error(), "refused") || !strings.Contains(failure.Error(), address) {
 			t.Errorf("it does not say who refused: %v", failure)
 		}
@@ -335,11 +314,11 @@ func TestConnectionsThatFailAreSorted(t *testing.T) {
 		t.Parallel()
 		server := httptest.NewServer(answer)
 		t.Cleanup(server.Close)
-		_ = wantFailure(t, classifyAPIError(callAPI(t, strings.Replace(server.URL, "http:", "https:", 1), plugintest.NewCA(t)), "whose"), APIUnreachable)
+		_ = plugintest.WantFailure(t, reason.ClassifyAPIError(callAPI(t, strings.Replace(server.URL, "http:", "https:", 1), plugintest.NewCA(t)), "whose"), reason.APIUnreachable)
 	})
 	t.Run("no such name", func(t *testing.T) {
 		t.Parallel()
-		_ = wantFailure(t, classifyAPIError(callAPI(t, "https://kube-apiserver.invalid:6443", plugintest.NewCA(t)), "whose"), APIUnreachable)
+		_ = plugintest.WantFailure(t, reason.ClassifyAPIError(callAPI(t, "https://kube-apiserver.invalid:6443", plugintest.NewCA(t)), "whose"), reason.APIUnreachable)
 	})
 }
 
@@ -347,9 +326,33 @@ func TestConnectionsThatFailAreSorted(t *testing.T) {
 func TestFailureDoesNotShowAPassword(t *testing.T) {
 	t.Parallel()
 	err := callAPI(t, "https://user:hunter2@127.0.0.1:1", plugintest.NewCA(t))
-	for _, text := range []string{classifyAPIError(err, "whose").Error(), classifyAPIError(errors.Join(err, bytes.ErrTooLarge), "whose").Error()} {
+	for _, text := range []string{reason.ClassifyAPIError(err, "whose").Error(), reason.ClassifyAPIError(errors.Join(err, bytes.ErrTooLarge), "whose").Error()} {
 		if strings.Contains(text, "hunter2") {
 			t.Errorf("it does: %s", text)
 		}
+	}
+}
+
+// What an API server or a controller says about a revoked certificate, or a suspended machine.
+func TestRevokedAndSuspended(t *testing.T) {
+	denied := func(message string) http.HandlerFunc {
+		return plugintest.AnswerStatus(403, "Forbidden", "certificatesigningrequests.certificates.k8s.io is forbidden: ValidatingAdmissionPolicy 'node-attestation-revoked-01' with binding 'b' denied request: "+message)
+	}
+	for name, c := range map[string]struct {
+		handler http.HandlerFunc
+		want    reason.Reason
+	}{
+		"revoked":   {denied(attestation.MessageRevoked), reason.CertificateRevoked},
+		"suspended": {denied(attestation.MessageSuspended + ": stolen"), reason.MachineSuspended},
+		"neither":   {denied("no"), reason.APIRefused},
+		"not a 403": {plugintest.AnswerStatus(422, "Invalid", attestation.MessageSuspended), reason.APIRefused},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server, ca := plugintest.TLSServer(t, c.handler, nil)
+			failure := plugintest.WantFailure(t, reason.ClassifyAPIError(callAPI(t, server.URL, ca), "whose"), c.want)
+			if failure.Hint == "" || c.want != reason.APIRefused && failure.Reason.Info().BackOff != reason.BackOffLater {
+				t.Errorf("hint %q", failure.Hint)
+			}
+		})
 	}
 }
