@@ -68,9 +68,9 @@ func TestBootstrapCredentialStaysWithItsCluster(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := testAuthenticator(t)
-			a.bootstrapKubeconfig = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(server, ca), "token: "+hunter))
-			a.exec = ExecInfo{APIVersion: execV1, Cluster: c.asked}
-			got, err := a.node().BootstrapAccess()
+			a.node.Access.Bootstrap = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(server, ca), "token: "+hunter))
+			a.ask(ExecInfo{APIVersion: execV1, Cluster: c.asked})
+			got, err := a.node.Access.BootstrapAccess()
 			if !c.used {
 				failure := plugintest.WantFailure(t, reason.AsFailure(err), reason.NoBootstrap)
 				if got.Config != nil || failure.Hint == "" || !strings.Contains(failure.Error(), c.asked.Server) || !strings.Contains(failure.Error(), server) {
@@ -84,7 +84,7 @@ func TestBootstrapCredentialStaysWithItsCluster(t *testing.T) {
 			if got.Config.Host != server || !bytes.Equal(got.Config.CAData, ca) || got.Config.ServerName != "" || got.Config.Insecure || got.Config.BearerToken != hunter {
 				t.Errorf("the credential would go to %+v", got.Config)
 			}
-			if got.Config.UserAgent != a.userAgent {
+			if got.Config.UserAgent != a.node.Access.UserAgent {
 				t.Errorf("User-Agent %q", got.Config.UserAgent)
 			}
 			if c.asked != nil && got.Cluster.Server != c.asked.Server {
@@ -101,10 +101,10 @@ func TestBootstrapIsSearchedForInOrder(t *testing.T) {
 	conf := kubeconfig(onServer("https://10.0.0.1:6443", plugintest.NewCA(t)), "token: ")
 	t.Run("none", func(t *testing.T) {
 		a := testAuthenticator(t)
-		a.bootstrapKubeconfig = ""
-		_, err := a.node().BootstrapAccess()
+		a.node.Access.Bootstrap = ""
+		_, err := a.node.Access.BootstrapAccess()
 		failure := plugintest.WantFailure(t, reason.AsFailure(err), reason.NoBootstrap)
-		for _, path := range []string{a.dir.File(cache.BootstrapFile), kubelet.BootstrapFile} {
+		for _, path := range []string{a.node.Dir().File(cache.BootstrapFile), kubelet.BootstrapFile} {
 			if !strings.Contains(failure.Error(), path) {
 				t.Errorf("it does not say that it looked at %s: %v", path, failure)
 			}
@@ -112,25 +112,25 @@ func TestBootstrapIsSearchedForInOrder(t *testing.T) {
 	})
 	t.Run("in the certificate directory", func(t *testing.T) {
 		a := testAuthenticator(t)
-		a.bootstrapKubeconfig = ""
-		plugintest.Put(t, a.dir, cache.BootstrapFile, []byte(strings.TrimSpace(conf)+" abc\n"), 0o600)
-		got, err := a.node().BootstrapAccess()
-		if err != nil || got.Config.BearerToken != "abc" || !strings.Contains(got.Credential, a.dir.File(cache.BootstrapFile)) {
+		a.node.Access.Bootstrap = ""
+		plugintest.Put(t, a.node.Dir(), cache.BootstrapFile, []byte(strings.TrimSpace(conf)+" abc\n"), 0o600)
+		got, err := a.node.Access.BootstrapAccess()
+		if err != nil || got.Config.BearerToken != "abc" || !strings.Contains(got.Credential, a.node.Dir().File(cache.BootstrapFile)) {
 			t.Errorf("got %+v, %v", got, err)
 		}
 	})
 	t.Run("a broken one is not passed over", func(t *testing.T) {
 		a := testAuthenticator(t)
-		a.bootstrapKubeconfig = ""
-		plugintest.Put(t, a.dir, cache.BootstrapFile, []byte("{"), 0o600)
-		_, err := a.node().BootstrapAccess()
+		a.node.Access.Bootstrap = ""
+		plugintest.Put(t, a.node.Dir(), cache.BootstrapFile, []byte("{"), 0o600)
+		_, err := a.node.Access.BootstrapAccess()
 		_ = plugintest.WantFailure(t, reason.AsFailure(err), reason.Configuration)
 	})
 	t.Run("named, and only that one counts", func(t *testing.T) {
 		a := testAuthenticator(t)
-		plugintest.Put(t, a.dir, cache.BootstrapFile, []byte(strings.TrimSpace(conf)+" abc\n"), 0o600)
-		_, err := a.node().BootstrapAccess()
-		if failure := plugintest.WantFailure(t, reason.AsFailure(err), reason.NoBootstrap); !strings.Contains(failure.Error(), a.bootstrapKubeconfig) {
+		plugintest.Put(t, a.node.Dir(), cache.BootstrapFile, []byte(strings.TrimSpace(conf)+" abc\n"), 0o600)
+		_, err := a.node.Access.BootstrapAccess()
+		if failure := plugintest.WantFailure(t, reason.AsFailure(err), reason.NoBootstrap); !strings.Contains(failure.Error(), a.node.Access.Bootstrap) {
 			t.Errorf("it does not say where it looked: %v", failure)
 		}
 	})
@@ -158,13 +158,13 @@ func TestOwnCertificateGoesToTheClusterAskedFor(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := testAuthenticator(t)
-			a.exec.Cluster = c.asked
+			a.ask(ExecInfo{Cluster: c.asked})
 			if c.bootstrap {
-				a.bootstrapKubeconfig = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer("https://bootstrap:6443", ca)+"\nproxy-url: http://proxy:3128", "token: "+hunter))
+				a.node.Access.Bootstrap = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer("https://bootstrap:6443", ca)+"\nproxy-url: http://proxy:3128", "token: "+hunter))
 			}
 			own := *pair
 			own.Origin = c.origin
-			got, err := a.node().OwnAccess(&own)
+			got, err := a.node.Access.OwnAccess(&own)
 			if c.want == "" {
 				if failure := plugintest.WantFailure(t, reason.AsFailure(err), reason.Configuration); failure.Hint == "" || got.Config != nil {
 					t.Errorf("got %+v, %v", got.Config, failure)

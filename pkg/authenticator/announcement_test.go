@@ -121,17 +121,17 @@ func announced(t *testing.T) (*Authenticator, *announcer, *cache.Pair) {
 		s.TLS = &tls.Config{ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12}
 	})
 	a := testAuthenticator(t)
-	a.parent, a.checkInterval = asker, 15*time.Minute
-	a.exec = ExecInfo{APIVersion: execV1, Cluster: &clientauthentication.Cluster{Server: server.URL, CertificateAuthorityData: ca}}
+	a.parent, a.node.CheckInterval = plugintest.Asker, 15*time.Minute
+	a.ask(ExecInfo{APIVersion: execV1, Cluster: &clientauthentication.Cluster{Server: server.URL, CertificateAuthorityData: ca}})
 	pair := plugintest.NewPair(t, nil)
-	plugintest.InstallPair(t, a.dir, pair)
+	plugintest.InstallPair(t, a.node.Dir(), pair)
 	return a, api, pair
 }
 
 // found returns what is written down, with the checks that are sure to be there.
 func found(t testing.TB, a *Authenticator) cache.Announcement {
 	t.Helper()
-	state, err := a.dir.State()
+	state, err := a.node.Dir().State()
 	if err != nil || state.Announcement == nil {
 		t.Fatalf("nothing was written down: %v", err)
 	}
@@ -142,7 +142,7 @@ func found(t testing.TB, a *Authenticator) cache.Announcement {
 }
 
 // at sets the clock.
-func (a *Authenticator) at(now time.Time) { a.now = func() time.Time { return now } }
+func (a *Authenticator) at(now time.Time) { a.node.Now = func() time.Time { return now } }
 
 // expires is the expirationTimestamp of a run that starts no worker, as a time from now.
 func expires(t testing.TB, a *Authenticator) time.Duration {
@@ -151,7 +151,7 @@ func expires(t testing.TB, a *Authenticator) time.Duration {
 	if err != nil || len(answer.Remarks) > 0 {
 		t.Fatalf("%v, %v", answer.Remarks, err)
 	}
-	return printed(t, answer).ExpirationTimestamp.Sub(a.now())
+	return printed(t, answer).ExpirationTimestamp.Sub(a.node.Now())
 }
 
 // client-go asks again at the next check, and each run until then prints the same.
@@ -186,11 +186,12 @@ func TestExpirationIsTheNextCheck(t *testing.T) {
 	if len(spread) < 4 {
 		t.Errorf("the checks do not spread: %v", spread)
 	}
-	a.checkInterval = 0
+	a.node.CheckInterval = 0
 	if in := expires(t, a); in < 5*time.Hour {
 		t.Errorf("without checks, client-go asks again in %s", in)
 	}
-	a.checkInterval, a.provider = 15*time.Minute, plugintest.Provider{}
+	a.node.CheckInterval = 15 * time.Minute
+	a.use(plugintest.Provider{})
 	if in := expires(t, a); in < 5*time.Hour {
 		t.Errorf("without renewals, client-go asks again in %s", in)
 	}
@@ -223,7 +224,7 @@ func TestRunStartsACheck(t *testing.T) {
 			start := workerThat(t, func() {}) // it hangs
 			a.startWorker = func() (process.ID, error) { started = true; return start() }
 			clock := plugintest.Noon
-			a.now = func() time.Time { // it does not stand still during a run
+			a.node.Now = func() time.Time { // it does not stand still during a run
 				clock = clock.Add(time.Millisecond)
 				return clock
 			}
@@ -259,8 +260,8 @@ func TestNextCheckByAClockThatWasSetBack(t *testing.T) {
 		"a certificate that is early, after a check": {ago(-5 * time.Minute), ago(time.Minute), false},
 		"a certificate that is early, unchecked":     {ago(-5 * time.Minute), time.Time{}, true},
 	} {
-		status := certificateStatus{pair: plugintest.NewPair(t, func(x *x509.Certificate) { x.NotBefore = c.notBefore }), announcement: cache.Announcement{Checked: c.checked}}
-		if got := status.checkDue(a); got != c.checks {
+		status := a.node.StatusOf(plugintest.NewPair(t, func(x *x509.Certificate) { x.NotBefore = c.notBefore }), &cache.State{Announcement: &cache.Announcement{Checked: c.checked}})
+		if got := status.CheckDue(); got != c.checks {
 			t.Errorf("%s: due: %v", name, got)
 		}
 	}
@@ -271,7 +272,7 @@ func TestCheckThatCannotBegin(t *testing.T) {
 	for name, prepare := range map[string]func(a *Authenticator){
 		"no worker can be started": func(*Authenticator) {},
 		"another process holds the lock": func(a *Authenticator) {
-			lock, err := a.dir.TryLock()
+			lock, err := a.node.Dir().TryLock()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -290,7 +291,7 @@ func TestCheckThatCannotBegin(t *testing.T) {
 
 func TestCheckIntervalBoundsTheNearExpiration(t *testing.T) {
 	a, _, _ := announced(t)
-	a.checkInterval = 10 * time.Second
+	a.node.CheckInterval = 10 * time.Second
 	a.startWorker = workerThat(t, func() {})
 	if in := expires(t, a); in > 10*time.Second {
 		t.Errorf("client-go asks again in %s", in)
@@ -370,14 +371,14 @@ func TestCheck(t *testing.T) {
 				t.Errorf("found %+v, want %+v", got, c.want)
 			}
 			// The last worker's result stays, and so does what its failures come to.
-			state, err := a.dir.State()
+			state, err := a.node.Dir().State()
 			if err != nil || !reflect.DeepEqual(state.Last, last) || state.Failures != 3 || state.Refusals != 2 || !state.NextAttempt.IsZero() {
 				t.Errorf("it counts as a worker: %+v, %v", state, err)
 			}
 			if len(api.filed) > 0 || api.seen() != "GET" || !bytes.Equal(api.shown, pair.Leaf.Raw) {
 				t.Errorf("%d requests were filed", len(api.filed))
 			}
-			if a.dir.Worker().PID != 0 || nodestate.LeftNoResult(got.Worker, state) {
+			if a.node.Dir().Worker().PID != 0 || nodestate.LeftNoResult(got.Worker, state) {
 				t.Error("it counts as a worker that died")
 			}
 		})
@@ -393,7 +394,7 @@ func TestAnnouncedRenewal(t *testing.T) {
 	if err := a.Work(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	pair, err := a.dir.Current()
+	pair, err := a.node.Dir().Current()
 	if err != nil || pair.Fingerprint() == old.Fingerprint() || len(api.filed) != 1 || api.filed[0] != "certificate" {
 		t.Fatalf("it did not renew: %v, %v", api.filed, err)
 	}
@@ -404,7 +405,7 @@ func TestAnnouncedRenewal(t *testing.T) {
 	if got.Renewal != nil || len(got.Done) != 1 || got.Done[0].Name != "rotate" || got.Worker.PID != 0 {
 		t.Errorf("found %+v", got)
 	}
-	if state, _ := a.dir.State(); state.Last == nil || state.Last.Request == "" || nodestate.LeftNoResult(a.dir.Worker(), state) {
+	if state, _ := a.node.Dir().State(); state.Last == nil || state.Last.Request == "" || nodestate.LeftNoResult(a.node.Dir().Worker(), state) {
 		t.Errorf("state %+v", state)
 	}
 	api.seen()
@@ -461,7 +462,7 @@ func TestRefusedCertificateIsReplaced(t *testing.T) {
 			if err := a.Work(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			pair, err := a.dir.Current()
+			pair, err := a.node.Dir().Current()
 			if err != nil || (pair.Fingerprint() != old.Fingerprint()) != c.renews || (len(api.filed) > 0) != c.renews {
 				t.Fatalf("filed %q, %v", api.filed, err)
 			}
@@ -499,14 +500,14 @@ func TestAnnouncedMoment(t *testing.T) {
 		t.Errorf("%+v", o.Announcement)
 	}
 	a.at(due.Add(-time.Second))
-	if status := a.loadStatus(); status.due != "" {
-		t.Errorf("due too early: %s", status.due)
+	if status := a.node.Load(); status.Due != "" {
+		t.Errorf("due too early: %s", status.Due)
 	}
 	a.at(due)
 	started := false
 	a.startWorker = func() (process.ID, error) { started = true; return process.ID{}, nil }
-	if status := a.loadStatus(); status.due != "a renewal was announced" {
-		t.Errorf("due: %q", status.due)
+	if status := a.node.Load(); status.Due != "a renewal was announced" {
+		t.Errorf("due: %q", status.Due)
 	}
 	answer, err := a.Run(t.Context())
 	if err != nil || !started || printed(t, answer).ExpirationTimestamp.Sub(due) > 31*time.Second {
@@ -521,13 +522,13 @@ func TestAnnouncedMoment(t *testing.T) {
 	}
 	a.at(due)
 	for name, change := range map[string]func(){
-		"switched off": func() { a.checkInterval = 0 },
+		"switched off": func() { a.node.CheckInterval = 0 },
 		"another certificate": func() {
-			a.checkInterval = time.Hour
-			plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, func(c *x509.Certificate) { c.NotBefore = plugintest.Noon }))
+			a.node.CheckInterval = time.Hour
+			plugintest.InstallPair(t, a.node.Dir(), plugintest.NewPair(t, func(c *x509.Certificate) { c.NotBefore = plugintest.Noon }))
 		},
 	} {
-		if change(); a.loadStatus().due != "" {
+		if change(); a.node.Load().Due != "" {
 			t.Errorf("%s: due", name)
 		}
 	}
@@ -546,7 +547,7 @@ func TestCertificateIsReported(t *testing.T) {
 		}
 	}
 	report("not printed yet", "GET")
-	a.note.write(note{Parent: asker, Certificate: old.Fingerprint(), Until: plugintest.Noon.Unix()})
+	a.node.Note.Write(nodestate.Note{Parent: plugintest.Asker, Certificate: old.Fingerprint(), Until: plugintest.Noon.Unix()})
 	report("printed", "GET PATCH")
 	want := `{"metadata":{"annotations":{"` + attestation.AnnotationCertificate + `":"` + old.Fingerprint() + `"}}}`
 	if string(api.patched) != want || !bytes.Equal(api.shown, old.Leaf.Raw) {
@@ -562,11 +563,11 @@ func TestCertificateIsReported(t *testing.T) {
 	// The first run with another certificate has client-go ask again soon. The second has it
 	// reported.
 	next := plugintest.NewPair(t, func(c *x509.Certificate) { c.NotBefore = plugintest.Noon.Add(15 * time.Minute) })
-	plugintest.InstallPair(t, a.dir, next)
+	plugintest.InstallPair(t, a.node.Dir(), next)
 	if in := expires(t, a); in > 31*time.Second {
 		t.Errorf("client-go asks again in %s", in)
 	}
-	if status := a.loadStatus(); !status.checkDue(a) {
+	if status := a.node.Load(); !status.CheckDue() {
 		t.Error("the second run has nothing reported")
 	}
 	if in := expires(t, a); in > 31*time.Second { // what the check finds besides is not missed
@@ -595,8 +596,8 @@ func TestCertificateIsReported(t *testing.T) {
 
 	api.get = answerCode(404, `{}`)
 	a.at(plugintest.Noon.Add(45 * time.Minute))
-	plugintest.InstallPair(t, a.dir, old)
-	a.note.write(note{Parent: asker, Certificate: old.Fingerprint(), Until: plugintest.Noon.Unix()})
+	plugintest.InstallPair(t, a.node.Dir(), old)
+	a.node.Note.Write(nodestate.Note{Parent: plugintest.Asker, Certificate: old.Fingerprint(), Until: plugintest.Noon.Unix()})
 	report("no announcements here", "GET")
 }
 

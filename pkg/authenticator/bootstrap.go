@@ -18,17 +18,17 @@ import (
 // does the same, but may have been killed before. DiscardBootstrap reports whether the file was
 // deleted.
 func (a *Authenticator) DiscardBootstrap(ctx context.Context) (bool, error) {
-	if a.invalid != nil {
+	if a.node.Invalid != nil {
 		return false, nil // the settings may keep the copy
 	}
 	if copied, err := a.readCopy(); err != nil || copied == nil {
 		return false, err
 	}
-	status := a.loadStatus()
-	if status.pair == nil || status.foreign || status.rejected {
+	status := a.node.Load()
+	if status.Pair == nil || status.Foreign || status.Rejected {
 		return false, nil
 	}
-	lock, err := a.dir.TryLock()
+	lock, err := a.node.Dir().TryLock()
 	if errors.Is(err, cache.ErrLocked) {
 		return false, nil // the worker deletes the copy
 	}
@@ -36,7 +36,7 @@ func (a *Authenticator) DiscardBootstrap(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	defer lock.Unlock()
-	return a.deleteBootstrap(ctx, lock, status.pair)
+	return a.deleteBootstrap(ctx, lock, status.Pair)
 }
 
 // readCopy returns the copy that may be deleted, nil if there is none.
@@ -44,7 +44,7 @@ func (a *Authenticator) readCopy() ([]byte, error) {
 	if a.keepBootstrap {
 		return nil, nil
 	}
-	data, _, err := a.dir.Read(cache.BootstrapFile)
+	data, _, err := a.node.Dir().Read(cache.BootstrapFile)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, nil
@@ -64,12 +64,12 @@ func (a *Authenticator) deleteBootstrap(ctx context.Context, lock *cache.Lock, p
 	if err != nil || copied == nil {
 		return false, err
 	}
-	file := a.dir.File(cache.BootstrapFile)
+	file := a.node.Dir().File(cache.BootstrapFile)
 	k := kubelet.ReadKubeconfig(file, "")
 	if err := errors.Join(k.Problem, k.ClusterProblem); err != nil {
 		return false, fmt.Errorf("%s is kept: %w", file, err)
 	}
-	to, err := a.node().OwnAccess(pair)
+	to, err := a.node.Access.OwnAccess(pair)
 	if err != nil {
 		return false, reason.AsFailure(fmt.Errorf("%s is kept: %w", file, err))
 	}
@@ -85,7 +85,7 @@ func (a *Authenticator) deleteBootstrap(ctx context.Context, lock *cache.Lock, p
 	if err != nil {
 		return false, fmt.Errorf("%s is kept for now: %w", file, reason.BareURL(err))
 	}
-	state, err := a.dir.State()
+	state, err := a.node.Dir().State()
 	if err != nil {
 		return false, err
 	}

@@ -42,7 +42,7 @@ func (e *enrolment) conclude(decision csr.Decision) error {
 // saveBeforeInstall records the state that must survive a crash after the installation. This is the
 // provider's remembered value, which the issuer has pinned, and the finished announced renewal.
 func (e *enrolment) saveBeforeInstall() error {
-	state, pending := nodestate.ReadState(e.worker.plugin.dir), e.pending
+	state, pending := nodestate.ReadState(e.worker.plugin.node.Dir()), e.pending
 	done := markRenewalDone(state, e.worker.replaced, pending.Requests[0].FiledAt)
 	if state.Remembered[pending.Provider] == pending.Remember && !done {
 		return nil
@@ -121,8 +121,8 @@ func (e *enrolment) noCommonVersion(decision csr.Decision) error {
 // clock. It returns true if that clock is evidently wrong, or if there is no certificate to
 // replace. The API server judges by its own clock.
 func (e *enrolment) takesEarly() bool {
-	held := e.status.pair
-	return held == nil || e.worker.plugin.now().Before(e.worker.plugin.built) || e.worker.plugin.now().Before(held.Leaf.NotBefore)
+	held := e.status.Pair
+	return held == nil || e.worker.plugin.node.Now().Before(e.worker.plugin.built) || e.worker.plugin.node.Now().Before(held.Leaf.NotBefore)
 }
 
 // checkIssued accepts a certificate only if its key is ours, it is for this node and for client
@@ -140,7 +140,7 @@ func (e *enrolment) checkIssued(certificate []byte) (*cache.Pair, error) {
 	case !cache.SameKey(leaf, key.Public()):
 		err = &cache.UnusableError{Problem: "it is for another key"}
 	default:
-		err = cache.CheckNodeCertificate(leaf, pending.NodeName, e.worker.plugin.now())
+		err = cache.CheckNodeCertificate(leaf, pending.NodeName, e.worker.plugin.node.Now())
 	}
 	var unusable *cache.UnusableError
 	if errors.As(err, &unusable) && unusable.Early && e.takesEarly() {

@@ -9,7 +9,7 @@
 // in order:
 //
 //	run.go          Run: load the status, wait for a worker if needed, print
-//	status.go       loadStatus: what the certificate directory holds, and whether it can be used
+//	nodestate       Node.Load: what the certificate directory holds, and whether it can be used
 //	rejection.go    noticeRejection: if client-go calls again early, ask the API server whether it
 //	                rejects the certificate
 //	supervisor.go   start the worker, wait for it

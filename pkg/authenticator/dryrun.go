@@ -51,8 +51,8 @@ type Report struct {
 // but the provider's lock, and creates no object.
 func (a *Authenticator) DryRun(ctx context.Context) *Report {
 	report := &Report{}
-	status := a.loadStatus()
-	report.NodeName = status.nodeName
+	status := a.node.Load()
+	report.NodeName = status.NodeName
 	report.describe(a, status)
 	failure := report.try(ctx, a, status)
 	report.conclude(a, status, failure)
@@ -60,12 +60,12 @@ func (a *Authenticator) DryRun(ctx context.Context) *Report {
 }
 
 // try builds the request and has the API server check it.
-func (r *Report) try(ctx context.Context, a *Authenticator, status certificateStatus) *reason.Failure {
+func (r *Report) try(ctx context.Context, a *Authenticator, status nodestate.Status) *reason.Failure {
 	if failure := a.cannotRequest(status); failure != nil {
 		return failure
 	}
 	r.Provider = a.provider.Name()
-	pending, key, err := a.requestBuilder().first(ctx, status.nodeName, cache.Origin{}, "", nodestate.ReadState(a.dir).Remembered[a.provider.Name()])
+	pending, key, err := a.requestBuilder().first(ctx, status.NodeName, cache.Origin{}, "", nodestate.ReadState(a.node.Dir()).Remembered[a.provider.Name()])
 	if err != nil {
 		return reason.AsFailure(err)
 	}
@@ -83,31 +83,31 @@ func (r *Report) try(ctx context.Context, a *Authenticator, status certificateSt
 }
 
 // cannotRequest returns why no request can be built, nil if one can.
-func (a *Authenticator) cannotRequest(status certificateStatus) *reason.Failure {
+func (a *Authenticator) cannotRequest(status nodestate.Status) *reason.Failure {
 	switch {
-	case a.invalid != nil:
-		return reason.AsFailure(a.invalid)
-	case status.permanent:
-		return reason.AsFailure(status.problem)
-	case status.nameErr != nil:
-		return reason.Configuration.Failure("set --node-name", status.nameErr)
+	case a.node.Invalid != nil:
+		return reason.AsFailure(a.node.Invalid)
+	case status.Permanent:
+		return reason.AsFailure(status.Problem)
+	case status.NameErr != nil:
+		return reason.Configuration.Failure("set --node-name", status.NameErr)
 	}
 	return nil
 }
 
 // conclude sets the verdict, given what keeps the node from the next certificate.
-func (r *Report) conclude(a *Authenticator, status certificateStatus, failure *reason.Failure) {
+func (r *Report) conclude(a *Authenticator, status nodestate.Status, failure *reason.Failure) {
 	const succeeds, fails = "a run would succeed: ", "a run would fail: "
 	switch {
-	case status.permanent, status.pair == nil && failure != nil:
+	case status.Permanent, status.Pair == nil && failure != nil:
 		r.Verdict, r.Failure = fails+failure.Error(), failure
-	case status.pair == nil:
+	case status.Pair == nil:
 		r.Verdict = succeeds + "the API server accepts the request, which signer " + a.signerName + " then decides"
-		if wait := nodestate.UntilNextAttempt(nodestate.ReadState(a.dir), false, a.now()); wait > 0 {
-			r.Verdict += fmt.Sprintf("; the back-off after the last failure ends in %s", wait.Round(time.Second))
+		if next := status.NextAttempt(); !next.IsZero() {
+			r.Verdict += fmt.Sprintf("; the back-off after the last failure ends in %s", next.Sub(a.node.Now()).Round(time.Second))
 		}
 	default:
-		r.Verdict = succeeds + "it prints the certificate on disk, valid to " + status.pair.Leaf.NotAfter.UTC().Format(time.RFC3339)
+		r.Verdict = succeeds + "it prints the certificate on disk, valid to " + status.Pair.Leaf.NotAfter.UTC().Format(time.RFC3339)
 		switch {
 		case failure == nil:
 			r.Verdict += "; the API server accepts the request for the next one"
@@ -120,41 +120,41 @@ func (r *Report) conclude(a *Authenticator, status certificateStatus, failure *r
 }
 
 // describe says what the directory holds, and what a run would do.
-func (r *Report) describe(a *Authenticator, status certificateStatus) {
-	file := a.dir.File(cache.CurrentFile)
+func (r *Report) describe(a *Authenticator, status nodestate.Status) {
+	file := a.node.Dir().File(cache.CurrentFile)
 	switch {
-	case status.permanent:
-		r.Certificate, r.Next = "none to print", "fail: "+status.problem.Error()
-	case status.pair == nil && a.invalid != nil:
-		r.Certificate, r.Next = fmt.Sprintf("none to print: %v", status.problem), "fail: "+a.invalid.Error()
-	case status.pair == nil:
-		r.Certificate = fmt.Sprintf("none to print: %v", status.problem)
+	case status.Permanent:
+		r.Certificate, r.Next = "none to print", "fail: "+status.Problem.Error()
+	case status.Pair == nil && a.node.Invalid != nil:
+		r.Certificate, r.Next = fmt.Sprintf("none to print: %v", status.Problem), "fail: "+a.node.Invalid.Error()
+	case status.Pair == nil:
+		r.Certificate = fmt.Sprintf("none to print: %v", status.Problem)
 		r.Next = fmt.Sprintf("have a worker request a certificate, and wait for it at most %s", a.waitTimeout)
 	default:
-		leaf := status.pair.Leaf
-		r.Certificate = fmt.Sprintf("%s: node %s, valid from %s to %s", file, status.pair.NodeName(),
+		leaf := status.Pair.Leaf
+		r.Certificate = fmt.Sprintf("%s: node %s, valid from %s to %s", file, status.Pair.NodeName(),
 			leaf.NotBefore.UTC().Format(time.RFC3339), leaf.NotAfter.UTC().Format(time.RFC3339))
 		switch {
-		case a.invalid != nil:
-			r.Next = "print it, and request no other: " + a.invalid.Error()
-		case status.due != "":
-			r.Next = fmt.Sprintf("print it, and have a worker request another, since %s", status.due)
-		case a.renews():
+		case a.node.Invalid != nil:
+			r.Next = "print it, and request no other: " + a.node.Invalid.Error()
+		case status.Due != "":
+			r.Next = fmt.Sprintf("print it, and have a worker request another, since %s", status.Due)
+		case a.node.Access.Renews:
 			r.Next = "print it; a new one is due at " + nodestate.RenewAt(leaf).UTC().Format(time.RFC3339)
 		default:
 			r.Next = fmt.Sprintf("print it to its end: provider %s does not renew", a.provider.Name())
 		}
 	}
 	r.Pending = "none"
-	if pending, err := a.dir.Pending(); err == nil && pending != nil {
+	if pending, err := a.node.Dir().Pending(); err == nil && pending != nil {
 		last := pending.Last()
 		r.Pending = fmt.Sprintf("%s of %s, signer %s", last.Name, last.FiledAt.Format(time.RFC3339), nodestate.SignerOf(pending))
 	}
 }
 
 // check shows the request to the API server if one is known.
-func (r *Report) check(ctx context.Context, a *Authenticator, status certificateStatus) *reason.Failure {
-	to, _, err := a.access(status)
+func (r *Report) check(ctx context.Context, a *Authenticator, status nodestate.Status) *reason.Failure {
+	to, _, err := status.Access()
 	if err != nil {
 		r.skip(err)
 		return reason.AsFailure(err)
@@ -168,7 +168,7 @@ func (r *Report) check(ctx context.Context, a *Authenticator, status certificate
 		r.Check = "accepted"
 		return nil
 	}
-	failure := reason.BlameClock(reason.ClassifyAPIError(err, to.Credential), a.now(), a.built)
+	failure := reason.BlameClock(reason.ClassifyAPIError(err, to.Credential), a.node.Now(), a.built)
 	if failure.Reason == reason.APIUnreachable || failure.Reason == reason.APIOverloaded {
 		r.skip(failure)
 	} else {

@@ -39,7 +39,7 @@ func (e *credentialDeniedError) Unwrap() error { return e.error }
 // enrolment gets one certificate with one credential.
 type enrolment struct {
 	worker *worker
-	status certificateStatus
+	status nodestate.Status
 	to     nodeaccess.Access
 	client *csr.Client
 	// pending has the requests of the pending file. It is nil until resume or prepare.
@@ -47,7 +47,7 @@ type enrolment struct {
 }
 
 // enrol resumes the pending request, or prepares one, and follows it until it is decided.
-func (w *worker) enrol(ctx context.Context, status certificateStatus, to nodeaccess.Access) error {
+func (w *worker) enrol(ctx context.Context, status nodestate.Status, to nodeaccess.Access) error {
 	client, err := csr.NewClient(to.Config)
 	if err != nil {
 		return reason.Configuration.Failure("check the kubeconfig", err)
@@ -83,7 +83,7 @@ func (w *worker) enrol(ctx context.Context, status certificateStatus, to nodeacc
 // request.
 func (e *enrolment) resume() error {
 	e.pending = nil
-	pending, err := e.worker.plugin.dir.Pending()
+	pending, err := e.worker.plugin.node.Dir().Pending()
 	if cache.MustBeSetAside(err) {
 		return e.worker.setAside(cache.PendingFile, err)
 	}
@@ -105,11 +105,11 @@ func (e *enrolment) wants(pending *cache.Pending) bool {
 	if err != nil {
 		return false
 	}
-	if e.status.pair != nil && cache.SameKey(e.status.pair.Leaf, key.Public()) {
+	if e.status.Pair != nil && cache.SameKey(e.status.Pair.Leaf, key.Public()) {
 		// its certificate is already installed: a crash came before the request was forgotten
 		return false
 	}
-	return pending.Provider == e.worker.plugin.provider.Name() && pending.NodeName == e.status.nodeName &&
+	return pending.Provider == e.worker.plugin.provider.Name() && pending.NodeName == e.status.NodeName &&
 		(e.worker.plugin.providerID == "" || pending.ProviderID == e.worker.plugin.providerID) &&
 		pending.SignerName == e.worker.plugin.signerName && equal(pending.ExpirationSeconds, e.worker.plugin.expirationSeconds) &&
 		pending.Cluster.SameCluster(e.to.Cluster) && e.canFollow(pending) && allows(e.worker.plugin.provider, pending.Remember)
@@ -131,7 +131,7 @@ func equal(a, b *int32) bool { return a == b || a != nil && b != nil && *a == *b
 // prepare makes a key and the first request. It writes both to disk before it files anything.
 func (e *enrolment) prepare(ctx context.Context) error {
 	e.worker.enter(StepPrepare)
-	pending, _, err := e.worker.plugin.requestBuilder().first(ctx, e.status.nodeName, e.to.Cluster, e.worker.version, nodestate.ReadState(e.worker.plugin.dir).Remembered[e.worker.plugin.provider.Name()])
+	pending, _, err := e.worker.plugin.requestBuilder().first(ctx, e.status.NodeName, e.to.Cluster, e.worker.version, nodestate.ReadState(e.worker.plugin.node.Dir()).Remembered[e.worker.plugin.provider.Name()])
 	if err != nil {
 		return err
 	}
@@ -256,12 +256,12 @@ func (e *enrolment) handleRequestError(ctx context.Context, request *certificate
 	case errors.As(err, &write):
 		return err
 	case request != nil && ctx.Err() != nil:
-		return stillWaiting(e.pending, nodestate.ReadState(e.worker.plugin.dir))
+		return stillWaiting(e.pending, nodestate.ReadState(e.worker.plugin.node.Dir()))
 	case e.to.Own && apierrors.IsUnauthorized(err):
 		return fmt.Errorf("%w: %w", errRejected, err)
 	}
-	failure := reason.BlameClock(reason.ClassifyAPIError(err, e.to.Credential), e.worker.plugin.now(), e.worker.plugin.built)
-	if failure.Reason == reason.BootstrapRefused && e.worker.plugin.node().WhyBootstrap(e.status.pair, e.status.rejected) == "" {
+	failure := reason.BlameClock(reason.ClassifyAPIError(err, e.to.Credential), e.worker.plugin.node.Now(), e.worker.plugin.built)
+	if failure.Reason == reason.BootstrapRefused && e.worker.plugin.node.Access.WhyBootstrap(e.status.Pair, e.status.Rejected) == "" {
 		e.worker.result.Wasted = e.worker.result.Wasted || e.pending.Last().UID != ""
 		e.worker.spent = true // the next request is a new one, with the node's own certificate
 		return failure

@@ -77,6 +77,9 @@ func (e ExecInfo) origin() *cache.Origin {
 	}
 }
 
+// insecure reports whether the request names a cluster whose certificate client-go does not check.
+func (e ExecInfo) insecure() bool { return e.Cluster != nil && e.Cluster.InsecureSkipTLSVerify }
+
 // render returns the ExecCredential with the certificate, in the version of the request.
 func (e ExecInfo) render(pair *cache.Pair, expiration time.Time) ([]byte, error) {
 	version := e.APIVersion

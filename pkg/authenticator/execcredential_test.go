@@ -4,6 +4,7 @@ package authenticator
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"strings"
@@ -17,6 +18,7 @@ import (
 	clientauthenticationv1 "k8s.io/client-go/pkg/apis/clientauthentication/v1"
 	"k8s.io/client-go/rest"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
@@ -152,7 +154,7 @@ func TestCredentialIsWhatClientGoReads(t *testing.T) {
 
 // configFor returns how the cluster that client-go names would be reached.
 func configFor(exec ExecInfo) (*rest.Config, error) {
-	to, err := (&Authenticator{exec: exec}).node().OwnAccess(&cache.Pair{})
+	to, err := nodeaccess.Node{Asked: exec.origin(), AskedBy: cmp.Or(exec.Source, ExecInfoVariable), Insecure: exec.insecure()}.OwnAccess(&cache.Pair{})
 	return to.Config, err
 }
 

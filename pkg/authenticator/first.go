@@ -18,8 +18,8 @@ const startRetryPause = 500 * time.Millisecond
 // with each new reason, with the reason for which the request waits, and with the provider's
 // caution.
 func (a *Authenticator) AwaitFirst(ctx context.Context, wait time.Duration, remark func(error)) (*x509.Certificate, error) {
-	if a.invalid != nil {
-		return nil, reason.AsFailure(a.invalid)
+	if a.node.Invalid != nil {
+		return nil, reason.AsFailure(a.node.Invalid)
 	}
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
@@ -34,20 +34,20 @@ func (a *Authenticator) AwaitFirst(ctx context.Context, wait time.Duration, rema
 	}
 	var last reason.Reason
 	for {
-		status := a.loadStatus()
-		if status.permanent {
-			return nil, reason.AsFailure(status.problem)
+		status := a.node.Load()
+		if status.Permanent {
+			return nil, reason.AsFailure(status.Problem)
 		}
-		if status.pair != nil && !status.rejected && !status.foreign {
+		if status.Pair != nil && !status.Rejected && !status.Foreign {
 			supervisor.awaitWorkerEnd()
-			return status.pair.Leaf, nil
+			return status.Pair.Leaf, nil
 		}
 		after, failure := supervisor.awaitWorker(ctx, status, time.Until(deadline), answer)
 		for _, r := range answer.Remarks { // each start of a worker adds the provider's caution
 			once(r)
 		}
 		answer.Remarks = nil
-		if failure == nil && after.pair != nil {
+		if failure == nil && after.Pair != nil {
 			continue
 		}
 		if ctx.Err() != nil {

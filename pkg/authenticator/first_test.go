@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
@@ -44,15 +45,15 @@ func TestDiscardBootstrap(t *testing.T) {
 		"an operator's":       {answerCode(201, someone), func(*Authenticator) string { return "apiVersion: v1\n" }, nil, false, 0, ""},
 		"another cluster's":   {answerCode(201, someone), elsewhere, nil, false, 0, ""},
 		"nobody's":            {answerCode(201, someone), func(*Authenticator) string { return mark + "apiVersion: v1\n" }, nil, false, 0, "current-context"},
-		"configuration wrong": {answerCode(201, someone), copied, func(a *Authenticator) { a.invalid = errors.New("wrong") }, false, 0, ""},
-		"no certificate":      {answerCode(201, someone), copied, func(a *Authenticator) { _ = os.Remove(a.dir.File(cache.CurrentFile)) }, false, 0, ""},
+		"configuration wrong": {answerCode(201, someone), copied, func(a *Authenticator) { a.node.Invalid = errors.New("wrong") }, false, 0, ""},
+		"no certificate":      {answerCode(201, someone), copied, func(a *Authenticator) { _ = os.Remove(a.node.Dir().File(cache.CurrentFile)) }, false, 0, ""},
 		"noted as rejected": {answerCode(201, someone), copied, func(a *Authenticator) {
-			pair, _ := a.dir.Current()
-			a.note.write(note{Certificate: pair.Fingerprint(), Rejected: true})
+			pair, _ := a.node.Dir().Current()
+			a.node.Note.Write(nodestate.Note{Certificate: pair.Fingerprint(), Rejected: true})
 		}, false, 0, ""},
-		"state damaged": {answerCode(201, someone), copied, func(a *Authenticator) { _ = os.WriteFile(a.dir.File(cache.StateFile), []byte("{"), 0o600) }, false, 1, "JSON"},
+		"state damaged": {answerCode(201, someone), copied, func(a *Authenticator) { _ = os.WriteFile(a.node.Dir().File(cache.StateFile), []byte("{"), 0o600) }, false, 1, "JSON"},
 		"a worker is at it": {answerCode(201, someone), copied, func(a *Authenticator) {
-			lock, err := a.dir.TryLock()
+			lock, err := a.node.Dir().TryLock()
 			if err != nil {
 				panic(err)
 			}
@@ -64,9 +65,9 @@ func TestDiscardBootstrap(t *testing.T) {
 			t.Parallel()
 			a, api := reviewed(t, c.answer)
 			pair := plugintest.NewPair(t, nil)
-			plugintest.InstallPair(t, a.dir, pair)
+			plugintest.InstallPair(t, a.node.Dir(), pair)
 			content := []byte(c.content(a))
-			plugintest.Put(t, a.dir, cache.BootstrapFile, content, 0o600)
+			plugintest.Put(t, a.node.Dir(), cache.BootstrapFile, content, 0o600)
 			if name == "no answer" {
 				a.reviewTimeout = reviewTimeout
 			}
@@ -77,7 +78,7 @@ func TestDiscardBootstrap(t *testing.T) {
 			if deleted != c.deleted || (err != nil) != (c.says != "") || err != nil && !strings.Contains(err.Error(), c.says) {
 				t.Errorf("deleted %v, %v", deleted, err)
 			}
-			data, err := os.ReadFile(a.dir.File(cache.BootstrapFile))
+			data, err := os.ReadFile(a.node.Dir().File(cache.BootstrapFile))
 			if (err != nil) != c.deleted || err == nil && !bytes.Equal(data, content) {
 				t.Errorf("%q %v", data, err)
 			}
@@ -85,7 +86,7 @@ func TestDiscardBootstrap(t *testing.T) {
 			if calls := api.seen(t, pair.Leaf.Raw); calls != c.asked && (name != "no answer" || calls > 1) {
 				t.Errorf("the API server was asked %d times", calls)
 			}
-			if state, err := a.dir.State(); err == nil && (state.SpentBootstrap != "") != c.deleted {
+			if state, err := a.node.Dir().State(); err == nil && (state.SpentBootstrap != "") != c.deleted {
 				t.Errorf("state: %+v", state)
 			}
 			if again, err := a.DiscardBootstrap(t.Context()); c.deleted && (again || err != nil) {
@@ -100,13 +101,13 @@ func TestAwaitFirstGivesUpAtOnce(t *testing.T) {
 	t.Parallel()
 	none := func(err error) { t.Error(err) }
 	a := testAuthenticator(t)
-	a.invalid = errors.New("wrong")
+	a.node.Invalid = errors.New("wrong")
 	_, err := a.AwaitFirst(t.Context(), time.Hour, none)
 	plugintest.MustFail(t, err, reason.Unexpected)
 
 	a = testAuthenticator(t)
-	plugintest.Put(t, a.dir, "x", nil, 0o600)
-	if err := os.Chmod(a.dir.Path(), 0o777); err != nil {
+	plugintest.Put(t, a.node.Dir(), "x", nil, 0o600)
+	if err := os.Chmod(a.node.Dir().Path(), 0o777); err != nil {
 		t.Fatal(err)
 	}
 	_, err = a.AwaitFirst(t.Context(), time.Hour, none)
@@ -116,7 +117,7 @@ func TestAwaitFirstGivesUpAtOnce(t *testing.T) {
 func TestAwaitFirstTakesWhatIsThere(t *testing.T) {
 	t.Parallel()
 	a := testAuthenticator(t)
-	plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil))
+	plugintest.InstallPair(t, a.node.Dir(), plugintest.NewPair(t, nil))
 	leaf, err := a.AwaitFirst(t.Context(), 0, func(err error) { t.Error(err) })
 	if err != nil || leaf.Subject.CommonName != "system:node:a" {
 		t.Error(leaf, err)

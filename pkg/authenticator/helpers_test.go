@@ -3,6 +3,7 @@
 package authenticator
 
 import (
+	"cmp"
 	"errors"
 	"io"
 	"path/filepath"
@@ -11,11 +12,14 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/unittest"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
 // TestMain keeps what workers log for operators out of the tests' output, and lets tests that wait
@@ -26,26 +30,45 @@ func TestMain(m *testing.M) {
 	unittest.Main(m)
 }
 
-var asker = process.ID{PID: 4711, Start: 1234}
-
 // testAuthenticator is that of node "a" at noon, asked by nobody, with a provider that renews and
 // nothing on disk.
 func testAuthenticator(t testing.TB) *Authenticator {
 	t.Helper()
 	certs := filepath.Join(t.TempDir(), "certs")
-	return &Authenticator{
-		provider: plugintest.Provider{CanRenew: true, Signer: "example.com/signer"}, signerName: "example.com/signer",
-		nodeName: "a", dir: cache.At(certs),
-		bootstrapKubeconfig: filepath.Join(t.TempDir(), "none"), kubeletBootstrap: kubelet.BootstrapFile,
+	a := &Authenticator{
+		node: &nodestate.Node{
+			Access: nodeaccess.Node{
+				Dir: cache.At(certs), Bootstrap: filepath.Join(t.TempDir(), "none"), KubeletBootstrap: kubelet.BootstrapFile,
+				AskedBy: ExecInfoVariable, UserAgent: "test/1",
+			},
+			Note: nodestate.NewNoteFile(filepath.Join(t.TempDir(), "run"), certs),
+			Name: "a",
+			Now:  func() time.Time { return plugintest.Noon },
+		},
+		signerName:  "example.com/signer",
 		waitTimeout: 10 * time.Second, renewalWait: 10 * time.Second, reviewTimeout: time.Minute,
-		note:      newNoteFile(filepath.Join(t.TempDir(), "run"), certs),
-		now:       func() time.Time { return plugintest.Noon },
-		step:      func(Step) {},
-		userAgent: "test/1",
+		step: func(Step) {},
 		// a run kills workers that outlive it, and here they are this very process
 		workerDeadline: 24 * time.Hour,
 		startWorker: func() (process.ID, error) {
 			return process.ID{}, errors.New("no worker was to be started")
 		},
 	}
+	a.use(plugintest.Provider{CanRenew: true, Signer: "example.com/signer"})
+	return a
+}
+
+// use gives the node another provider, nil for none.
+func (a *Authenticator) use(p provider.Provider) {
+	if a.provider = p; p == nil {
+		a.node.Access.Provider, a.node.Access.Renews = "", false
+		return
+	}
+	a.node.Access.Provider, a.node.Access.Renews = p.Name(), p.Renews()
+}
+
+// ask makes this client-go's request.
+func (a *Authenticator) ask(exec ExecInfo) {
+	a.exec, a.node.Access.Asked, a.node.Access.Insecure = exec, exec.origin(), exec.insecure()
+	a.node.Access.AskedBy = cmp.Or(exec.Source, ExecInfoVariable)
 }

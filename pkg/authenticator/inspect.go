@@ -28,7 +28,7 @@ func (a *Authenticator) Identify(ctx context.Context) (*Identity, error) {
 	if err != nil {
 		return nil, err
 	}
-	node, err := nodeaccess.FindNodeName(a.nodeName)
+	node, err := nodeaccess.FindNodeName(a.node.Name)
 	if err != nil {
 		return nil, reason.Configuration.Failure(trustedfile.Hint(err, "set --node-name"), err)
 	}
@@ -59,8 +59,8 @@ func (a *Authenticator) SelfTest(ctx context.Context, report func(provider.Check
 
 // inspector returns the provider if it has a device.
 func (a *Authenticator) inspector() (provider.Inspector, error) {
-	if a.invalid != nil {
-		return nil, a.invalid
+	if a.node.Invalid != nil {
+		return nil, a.node.Invalid
 	}
 	inspector, ok := a.provider.(provider.Inspector)
 	if !ok {

@@ -45,7 +45,7 @@ func (w *worker) writeMetrics(state *cache.State) {
 // secret and no text of a peer. Each label has a closed set of values.
 func (w *worker) metrics(state *cache.State) []byte {
 	var text metricsText
-	program, version, _ := strings.Cut(w.plugin.userAgent, "/")
+	program, version, _ := strings.Cut(w.plugin.node.Access.UserAgent, "/")
 	text.gauge("build_info", "The program that wrote this file. The value is always 1.",
 		sample{label("program", program) + "," + label("version", version) + "," + label("goversion", runtime.Version()), 1})
 	w.certificateMetrics(&text)
@@ -53,7 +53,7 @@ func (w *worker) metrics(state *cache.State) []byte {
 	text.gauge("last_success_timestamp_seconds", "When a certificate was installed last, 0 if never.", timestamp(state.Issued))
 	text.gauge("consecutive_failures", "Workers in a row that failed for causes of one kind. Waiting for the signer does not count.", sample{"", float64(state.Failures)})
 	text.gauge("next_attempt_timestamp_seconds", "Earliest start of the next worker after a failure, 0 if it may start at once.", timestamp(state.NextAttempt))
-	if w.plugin.checks() {
+	if w.plugin.node.Checks() {
 		announcementMetrics(&text, state.Announcement)
 	}
 	lastWorkerMetrics(&text, state.Last)
@@ -62,13 +62,13 @@ func (w *worker) metrics(state *cache.State) []byte {
 
 // certificateMetrics adds the metrics of the certificate on disk. Without one there are none.
 func (w *worker) certificateMetrics(text *metricsText) {
-	pair, err := w.plugin.dir.Current()
+	pair, err := w.plugin.node.Dir().Current()
 	if err != nil {
 		return
 	}
 	text.gauge("certificate_not_before_timestamp_seconds", "Start of the validity of the certificate on disk.", timestamp(pair.Leaf.NotBefore))
 	text.gauge("certificate_not_after_timestamp_seconds", "End of the validity of the certificate on disk.", timestamp(pair.Leaf.NotAfter))
-	if w.plugin.renews() {
+	if w.plugin.node.Access.Renews {
 		text.gauge("certificate_renewal_timestamp_seconds", "Time from which on the certificate on disk is due for renewal.", timestamp(nodestate.RenewAt(pair.Leaf)))
 	}
 }
@@ -76,7 +76,7 @@ func (w *worker) certificateMetrics(text *metricsText) {
 // pendingMetrics adds the metric of the pending request.
 func (w *worker) pendingMetrics(text *metricsText) {
 	var named time.Time
-	if pending, err := w.plugin.dir.Pending(); err == nil && pending != nil && pending.Last().UID != "" {
+	if pending, err := w.plugin.node.Dir().Pending(); err == nil && pending != nil && pending.Last().UID != "" {
 		named = pending.Last().FiledAt
 	}
 	text.gauge("pending_request_timestamp_seconds", "When the name of the pending CertificateSigningRequest was chosen, 0 if none was filed.", timestamp(named))

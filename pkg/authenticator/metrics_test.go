@@ -96,7 +96,7 @@ func TestWorkerWritesMetrics(t *testing.T) {
 	}}
 	a := enrolling(t, api)
 	withTextfile(t, a)
-	a.userAgent = "kubelet-authenticator/v1.2.3"
+	a.node.Access.UserAgent = "kubelet-authenticator/v1.2.3"
 	if err := a.Work(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -107,7 +107,7 @@ func TestWorkerWritesMetrics(t *testing.T) {
 	if entries, err := os.ReadDir(filepath.Dir(a.metricsTextfile)); err != nil || len(entries) != 1 {
 		t.Errorf("something is left behind: %v, %v", entries, err)
 	}
-	pair, err := a.dir.Current()
+	pair, err := a.node.Dir().Current()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,10 +139,10 @@ func TestFailedWorkerWritesMetrics(t *testing.T) {
 	a := enrolling(t, api)
 	withTextfile(t, a)
 	pair := plugintest.NewPair(t, dueSoon)
-	plugintest.InstallPair(t, a.dir, pair)
+	plugintest.InstallPair(t, a.node.Dir(), pair)
 	for n := 1.0; n <= 2; n++ {
 		plugintest.MustFail(t, a.Work(t.Context()), reason.BootstrapRefused)
-		state, err := a.dir.State()
+		state, err := a.node.Dir().State()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -153,7 +153,7 @@ func TestFailedWorkerWritesMetrics(t *testing.T) {
 			"next_attempt_timestamp_seconds":                       timestamp(state.NextAttempt).value,
 			"last_success_timestamp_seconds":                       0,
 		})
-		a.now = func() time.Time { return state.NextAttempt }
+		a.node.Now = func() time.Time { return state.NextAttempt }
 	}
 }
 
@@ -197,11 +197,11 @@ func TestMetricsThatHangHoldNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = metricValues(t, a.metricsTextfile)
-	if id := a.dir.Worker(); id.PID != 0 {
+	if id := a.node.Dir().Worker(); id.PID != 0 {
 		t.Errorf("the worker's place is taken by %v", id)
 	}
-	state, err := a.dir.State()
-	if err != nil || state.Last == nil || a.loadStatus().pair == nil {
+	state, err := a.node.Dir().State()
+	if err != nil || state.Last == nil || a.node.Load().Pair == nil {
 		t.Errorf("state %+v, %v", state, err)
 	}
 	a.step = func(Step) {}
@@ -211,7 +211,7 @@ func TestMetricsThatHangHoldNothing(t *testing.T) {
 	// while they are written
 	w.log = textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(writerFunc(func(p []byte) (int, error) {
 		tried = true
-		lock, err := a.dir.TryLock()
+		lock, err := a.node.Dir().TryLock()
 		if err != nil {
 			t.Error(err)
 		} else {
@@ -247,8 +247,8 @@ func TestMetricsNeverFailAWorker(t *testing.T) {
 			}})
 			a.metricsTextfile = textfile(t)
 			before := plugintest.Snapshot(t, filepath.Dir(a.metricsTextfile))
-			if err := a.Work(t.Context()); err != nil || a.loadStatus().pair == nil {
-				t.Errorf("%v, certificate %v", err, a.loadStatus().pair)
+			if err := a.Work(t.Context()); err != nil || a.node.Load().Pair == nil {
+				t.Errorf("%v, certificate %v", err, a.node.Load().Pair)
 			}
 			if after := plugintest.Snapshot(t, filepath.Dir(a.metricsTextfile)); after != before {
 				t.Errorf("before:\n%s\nafter:\n%s", before, after)
@@ -260,9 +260,13 @@ func TestMetricsNeverFailAWorker(t *testing.T) {
 // The kubelet waits for a run. It leaves the metrics to the worker.
 func TestRunWritesNoMetrics(t *testing.T) {
 	for name, change := range map[string]func(*testing.T, *Authenticator){
-		"nothing due": func(t *testing.T, a *Authenticator) { plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil)) },
-		"due":         func(t *testing.T, a *Authenticator) { plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, dueSoon)) },
-		"none there":  func(*testing.T, *Authenticator) {},
+		"nothing due": func(t *testing.T, a *Authenticator) {
+			plugintest.InstallPair(t, a.node.Dir(), plugintest.NewPair(t, nil))
+		},
+		"due": func(t *testing.T, a *Authenticator) {
+			plugintest.InstallPair(t, a.node.Dir(), plugintest.NewPair(t, dueSoon))
+		},
+		"none there": func(*testing.T, *Authenticator) {},
 		"a worker that died": func(t *testing.T, a *Authenticator) {
 			w := newWorker(t, a)
 			if err := w.lock.NameWorker(process.ID{PID: 1 << 30, Start: 1}); err != nil {
@@ -319,7 +323,7 @@ func TestMetricsHaveClosedSetsOfLabels(t *testing.T) {
 func TestMetricsEscapeLabels(t *testing.T) {
 	a := testAuthenticator(t)
 	withTextfile(t, a)
-	a.userAgent = "a\\b/\"v\n1\""
+	a.node.Access.UserAgent = "a\\b/\"v\n1\""
 	newWorker(t, a).writeMetrics(&cache.State{})
 	for name := range metricValues(t, a.metricsTextfile) {
 		if strings.HasPrefix(name, "build_info") && !strings.Contains(name, "{program=a\\b}{version=\"v\n1\"}") {
@@ -362,8 +366,8 @@ func TestMetricsAreDocumented(t *testing.T) {
 	}
 	a := testAuthenticator(t)
 	withTextfile(t, a)
-	a.checkInterval = time.Hour
-	plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil))
+	a.node.CheckInterval = time.Hour
+	plugintest.InstallPair(t, a.node.Dir(), plugintest.NewPair(t, nil))
 	newWorker(t, a).writeMetrics(&cache.State{Last: &cache.Result{Started: plugintest.Noon, Finished: plugintest.Noon, Phases: []cache.Phase{{Name: "lock"}}}})
 	data, err := os.ReadFile(a.metricsTextfile)
 	if err != nil {

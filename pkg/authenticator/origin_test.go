@@ -15,6 +15,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 )
 
@@ -50,9 +51,9 @@ func TestRequestsShowTheirOrigin(t *testing.T) {
 	} {
 		t.Run(title, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				a := &Authenticator{provider: plugintest.Provider{}}
+				a := &Authenticator{node: &nodestate.Node{}, provider: plugintest.Provider{}}
 				if c.origin != nil {
-					a.provider = originProvider{origin: c.origin}
+					a.use(originProvider{origin: c.origin})
 				}
 				e := &enrolment{worker: &worker{plugin: a, log: klog.Background()}, to: nodeaccess.Access{Own: c.own}}
 				object, began := csr.Object("name", "signer", []byte("request"), nil, nil), time.Now()

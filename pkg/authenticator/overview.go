@@ -17,41 +17,38 @@ import (
 // Overview reads the node's files. It takes no lock, writes nothing, and uses neither the network
 // nor the provider's device.
 func (a *Authenticator) Overview() *Overview {
-	now := a.now()
+	now := a.node.Now()
 	o := &Overview{Time: inSeconds(now)}
-	if a.invalid == nil { // otherwise these may be defaults instead of the file's settings
+	if a.node.Invalid == nil { // otherwise these may be defaults instead of the file's settings
 		o.Provider, o.SignerName = a.provider.Name(), a.signerName
 	}
 	// Read the worker before the state file: then the result of an ended worker is in the state
 	// file.
-	worker := a.dir.Worker()
+	worker := a.node.Dir().Worker()
 	o.Worker.Running = worker.Alive()
-	status := a.loadStatus()
-	state, stateErr := a.dir.State()
-	if stateErr != nil {
-		state = &cache.State{}
-	}
-	o.NodeName = status.nodeName
+	status := a.node.Load()
+	state := status.State
+	o.NodeName = status.NodeName
 	o.describeCertificate(a, status, now)
 	o.describeAnnouncement(a, status)
-	o.describeWorker(a, worker, state, status.canWait, now)
-	pending, err := a.dir.Pending()
+	o.describeWorker(a, worker, status)
+	pending, err := a.node.Dir().Pending()
 	if err == nil && pending != nil {
 		o.describePending(pending, state, now)
 	}
 	o.describeEK(a, pending, state)
 	o.describeCredential(a, status)
 	switch {
-	case a.invalid != nil:
-		o.Problem = a.invalid.Error()
-	case status.remark != nil:
-		o.Problem = status.remark.Error()
+	case a.node.Invalid != nil:
+		o.Problem = a.node.Invalid.Error()
+	case status.Remark != nil:
+		o.Problem = status.Remark.Error()
 	case cache.MustBeSetAside(err):
 		o.Problem = err.Error()
-	case cache.MustBeSetAside(stateErr):
-		o.Problem = stateErr.Error()
-	case status.nameErr != nil:
-		o.Problem = status.nameErr.Error()
+	case cache.MustBeSetAside(status.StateErr):
+		o.Problem = status.StateErr.Error()
+	case status.NameErr != nil:
+		o.Problem = status.NameErr.Error()
 	}
 	o.judge(a, status, now)
 	return o
@@ -60,38 +57,38 @@ func (a *Authenticator) Overview() *Overview {
 // inSeconds returns a time in the format of an Overview.
 func inSeconds(t time.Time) time.Time { return t.UTC().Truncate(time.Second) }
 
-func (o *Overview) describeCertificate(a *Authenticator, status certificateStatus, now time.Time) {
-	held := status.held
+func (o *Overview) describeCertificate(a *Authenticator, status nodestate.Status, now time.Time) {
+	held := status.Held
 	if held == nil {
 		return
 	}
 	c := &CertificateOverview{
-		File: a.dir.File(cache.CurrentFile), Subject: held.Leaf.Subject.String(), Serial: held.Leaf.SerialNumber.Text(16),
+		File: a.node.Dir().File(cache.CurrentFile), Subject: held.Leaf.Subject.String(), Serial: held.Leaf.SerialNumber.Text(16),
 		Issuer: held.Leaf.Issuer.String(), Fingerprint: held.Fingerprint(),
 		NotBefore: inSeconds(held.Leaf.NotBefore), NotAfter: inSeconds(held.Leaf.NotAfter),
 		RemainingSeconds: int64(held.Leaf.NotAfter.Sub(now) / time.Second),
-		Due:              status.due, Rejected: status.rejected,
+		Due:              status.Due, Rejected: status.Rejected,
 	}
 	if held.Origin != nil {
 		c.Server = held.Origin.Server
 	}
-	if a.renews() {
+	if a.node.Access.Renews {
 		c.RenewAt = inSeconds(nodestate.RenewAt(held.Leaf))
 	}
-	if status.problem != nil {
-		c.Unusable = status.problem.Error()
+	if status.Problem != nil {
+		c.Unusable = status.Problem.Error()
 	}
 	o.Certificate = c
 }
 
-func (o *Overview) describeAnnouncement(a *Authenticator, status certificateStatus) {
-	if !a.checks() || status.pair == nil {
+func (o *Overview) describeAnnouncement(a *Authenticator, status nodestate.Status) {
+	if !a.node.Checks() || status.Pair == nil {
 		return
 	}
-	found := status.announcement
+	found := status.Announcement
 	c := &AnnouncementOverview{
 		Exists: found.Exists, Problem: found.Problem,
-		Reported: found.Reported == status.pair.Fingerprint(), ReportProblem: found.ReportProblem,
+		Reported: found.Reported == status.Pair.Fingerprint(), ReportProblem: found.ReportProblem,
 	}
 	if !found.Checked.IsZero() {
 		c.Checked = inSeconds(found.Checked)
@@ -99,22 +96,23 @@ func (o *Overview) describeAnnouncement(a *Authenticator, status certificateStat
 	if !found.Answered.IsZero() {
 		c.Answered = inSeconds(found.Answered)
 	}
-	if next := status.nextCheck(a); next.After(a.now()) {
+	if next := status.NextCheck(); next.After(a.node.Now()) {
 		c.NextCheck = inSeconds(next)
 	}
-	if renewal := status.announcedRenewal(); renewal != nil {
+	if renewal := status.AnnouncedRenewal(); renewal != nil {
 		c.Renewal, c.DueAt = renewal.Name, inSeconds(renewal.DueAt)
 	}
 	o.Announcement = c
 }
 
-func (o *Overview) describeWorker(a *Authenticator, worker process.ID, state *cache.State, canWait bool, now time.Time) {
+func (o *Overview) describeWorker(a *Authenticator, worker process.ID, status nodestate.Status) {
+	state := status.State
 	if o.Worker.Running {
 		o.Worker.PID, o.Worker.AgeSeconds = worker.PID, int64(worker.Age()/time.Second)
 	}
 	// A worker may be killed after it has installed its certificate: that is no failure.
 	o.Worker.Died = !o.Worker.Running && nodestate.LeftNoResult(worker, state) &&
-		a.dir.Stamp(cache.CurrentFile).Modified().Before(time.Now().Add(-worker.Age()))
+		a.node.Dir().Stamp(cache.CurrentFile).Modified().Before(time.Now().Add(-worker.Age()))
 	if last := state.Last; last != nil {
 		o.LastRun = &LastRunOverview{
 			Started: inSeconds(last.Started), Finished: inSeconds(last.Finished),
@@ -122,8 +120,8 @@ func (o *Overview) describeWorker(a *Authenticator, worker process.ID, state *ca
 		}
 	}
 	o.Failures = state.Failures
-	if nodestate.UntilNextAttempt(state, canWait, now) > 0 {
-		o.NextAttempt = inSeconds(nodestate.NextAttempt(state, canWait))
+	if next := status.NextAttempt(); !next.IsZero() {
+		o.NextAttempt = inSeconds(next)
 	}
 }
 
@@ -168,12 +166,12 @@ func (o *Overview) describeEK(a *Authenticator, pending *cache.Pending, state *c
 	}
 }
 
-func (o *Overview) describeCredential(a *Authenticator, status certificateStatus) {
-	if a.invalid != nil || status.permanent {
-		o.Credential.Problem = "no request is filed until this is solved: " + cmp.Or(a.invalid, status.problem).Error()
+func (o *Overview) describeCredential(a *Authenticator, status nodestate.Status) {
+	if a.node.Invalid != nil || status.Permanent {
+		o.Credential.Problem = "no request is filed until this is solved: " + cmp.Or(a.node.Invalid, status.Problem).Error()
 		return
 	}
-	to, why, err := a.access(status)
+	to, why, err := status.Access()
 	if err != nil {
 		failure := reason.AsFailure(err)
 		o.Credential = CredentialOverview{Why: why, Problem: failure.Error(), Hint: failure.Hint}

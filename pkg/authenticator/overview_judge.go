@@ -14,50 +14,50 @@ import (
 )
 
 // judge derives the state from the other fields.
-func (o *Overview) judge(a *Authenticator, status certificateStatus, now time.Time) {
+func (o *Overview) judge(a *Authenticator, status nodestate.Status, now time.Time) {
 	attempt, hint, failed := o.attempt()
-	if status.permanent {
-		failure := reason.AsFailure(status.problem)
+	if status.Permanent {
+		failure := reason.AsFailure(status.Problem)
 		o.set(StateUnknown, failure.Reason, failure.Error(), failure.Hint)
 		return
 	}
-	if status.pair == nil {
-		if a.invalid != nil {
-			attempt, hint = a.invalid.Error(), reason.AsFailure(a.invalid).Hint
+	if status.Pair == nil {
+		if a.node.Invalid != nil {
+			attempt, hint = a.node.Invalid.Error(), reason.AsFailure(a.node.Invalid).Hint
 		}
 		state, why := StateNone, reason.NoCertificate
 		var unusable *cache.UnusableError
-		if errors.As(status.problem, &unusable) && unusable.Clock {
+		if errors.As(status.Problem, &unusable) && unusable.Clock {
 			state, why = StateExpired, reason.CertificateExpired
 		}
-		o.set(state, why, fmt.Sprintf("%v; %s", status.problem, attempt), hint)
+		o.set(state, why, fmt.Sprintf("%v; %s", status.Problem, attempt), hint)
 		return
 	}
-	until := inSeconds(status.pair.Leaf.NotAfter).Format(time.RFC3339)
+	until := inSeconds(status.Pair.Leaf.NotAfter).Format(time.RFC3339)
 	served := fmt.Sprintf("the certificate is served, to %s at most, but ", until)
-	if a.invalid != nil {
-		o.set(StateFailing, reason.RenewalFailing, served+"the configuration is wrong: "+a.invalid.Error(), reason.AsFailure(a.invalid).Hint)
+	if a.node.Invalid != nil {
+		o.set(StateFailing, reason.RenewalFailing, served+"the configuration is wrong: "+a.node.Invalid.Error(), reason.AsFailure(a.node.Invalid).Hint)
 		return
 	}
-	if status.due == "" {
+	if status.Due == "" {
 		o.State, o.Message = StateOK, "valid to "+until+", due at "+o.Certificate.RenewAt.Format(time.RFC3339)
 		if o.Certificate.RenewAt.IsZero() {
 			o.Message = fmt.Sprintf("valid to %s; provider %s does not renew", until, o.Provider)
 		}
-		if renewal := status.announcedRenewal(); renewal != nil && renewal.DueAt.Before(o.Certificate.RenewAt) {
+		if renewal := status.AnnouncedRenewal(); renewal != nil && renewal.DueAt.Before(o.Certificate.RenewAt) {
 			o.Message = fmt.Sprintf("valid to %s, due at %s by the announced renewal %q", until, inSeconds(renewal.DueAt).Format(time.RFC3339), renewal.Name)
 		}
 		return
 	}
-	if failed || status.rejected {
-		o.set(StateFailing, reason.RenewalFailing, served+status.due+"; "+attempt, hint)
+	if failed || status.Rejected {
+		o.set(StateFailing, reason.RenewalFailing, served+status.Due+"; "+attempt, hint)
 		return
 	}
 	if late := o.overdue(status, now); late != "" {
 		o.set(StateFailing, reason.RenewalFailing, served+late+"; "+attempt, hint)
 		return
 	}
-	o.set(StateDue, reason.CertificateDue, fmt.Sprintf("valid to %s, but a new one is wanted: %s; %s", until, status.due, attempt), hint)
+	o.set(StateDue, reason.CertificateDue, fmt.Sprintf("valid to %s, but a new one is wanted: %s; %s", until, status.Due, attempt), hint)
 }
 
 // set sets a state other than StateOK.
@@ -110,14 +110,14 @@ func (p *PendingOverview) describeWait() string {
 }
 
 // overdue returns what takes too long, "" if nothing does.
-func (o *Overview) overdue(status certificateStatus, now time.Time) string {
+func (o *Overview) overdue(status nodestate.Status, now time.Time) string {
 	if o.Pending != nil && o.Pending.AgeSeconds >= int64(nodestate.PendingFails/time.Second) {
 		return fmt.Sprintf("a request has been pending since %s", o.Pending.Created.Format(time.RFC3339))
 	}
-	if renewAt := nodestate.RenewAt(status.pair.Leaf); !o.Certificate.RenewAt.IsZero() && nodestate.RenewalFails(renewAt, now) {
+	if renewAt := nodestate.RenewAt(status.Pair.Leaf); !o.Certificate.RenewAt.IsZero() && nodestate.RenewalFails(renewAt, now) {
 		return "its renewal has been due since " + inSeconds(renewAt).Format(time.RFC3339)
 	}
-	if renewal := status.announcedRenewal(); renewal != nil && nodestate.RenewalFails(renewal.DueAt, now) {
+	if renewal := status.AnnouncedRenewal(); renewal != nil && nodestate.RenewalFails(renewal.DueAt, now) {
 		return fmt.Sprintf("the announced renewal %q has been due since %s", renewal.Name, inSeconds(renewal.DueAt).Format(time.RFC3339))
 	}
 	return ""

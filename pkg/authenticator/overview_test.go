@@ -38,7 +38,7 @@ func duePair(t testing.TB, minutes time.Duration) *cache.Pair {
 func justDue(t testing.TB, a *Authenticator) *cache.Pair {
 	pair := plugintest.NewPair(t, nil)
 	at := nodestate.RenewAt(pair.Leaf).Add(time.Second)
-	a.now = func() time.Time { return at }
+	a.node.Now = func() time.Time { return at }
 	return pair
 }
 
@@ -56,7 +56,7 @@ func putRecord(t testing.TB, a *Authenticator, record any) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	plugintest.Put(t, a.dir, name, data, 0o600)
+	plugintest.Put(t, a.node.Dir(), name, data, 0o600)
 }
 
 func pendingSince(at time.Time, uid string) *cache.Pending {
@@ -76,7 +76,7 @@ func failedWith(why reason.Reason, at time.Time) *cache.State {
 
 // deadWorker names a worker in the lock's file that is not alive.
 func deadWorker(t testing.TB, a *Authenticator, id process.ID) {
-	plugintest.Put(t, a.dir, cache.LockFile, []byte(id.String()+"\n"+process.BootID()+"\n"), 0o600)
+	plugintest.Put(t, a.node.Dir(), cache.LockFile, []byte(id.String()+"\n"+process.BootID()+"\n"), 0o600)
 }
 
 // Each state has its exit code, and a message that says what it comes from.
@@ -87,101 +87,105 @@ func TestOverviewStates(t *testing.T) {
 		code    int
 		says    string
 	}{
-		"a good certificate": {func(t *testing.T, a *Authenticator) { plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil)) }, StateOK, 0, "valid to 2026-11-21T00:00:00Z, due at "},
+		"a good certificate": {func(t *testing.T, a *Authenticator) {
+			plugintest.InstallPair(t, a.node.Dir(), plugintest.NewPair(t, nil))
+		}, StateOK, 0, "valid to 2026-11-21T00:00:00Z, due at "},
 		"a good one, after a failure": {func(t *testing.T, a *Authenticator) {
-			plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil))
+			plugintest.InstallPair(t, a.node.Dir(), plugintest.NewPair(t, nil))
 			putRecord(t, a, failedWith(reason.APIUnreachable, plugintest.Noon.Add(-time.Hour)))
 		}, StateOK, 0, "valid to"},
 		"a provider that does not renew, at the end": {func(t *testing.T, a *Authenticator) {
-			a.provider = plugintest.Provider{}
-			plugintest.InstallPair(t, a.dir, duePair(t, 1))
+			a.use(plugintest.Provider{})
+			plugintest.InstallPair(t, a.node.Dir(), duePair(t, 1))
 		}, StateOK, 0, "provider fake does not renew"},
-		"due": {func(t *testing.T, a *Authenticator) { plugintest.InstallPair(t, a.dir, justDue(t, a)) }, StateDue, 40, "its lifetime is nearly over; no request can be filed"},
+		"due": {func(t *testing.T, a *Authenticator) { plugintest.InstallPair(t, a.node.Dir(), justDue(t, a)) }, StateDue, 40, "its lifetime is nearly over; no request can be filed"},
 		"due, with a cluster to ask": {func(t *testing.T, a *Authenticator) {
-			plugintest.InstallPair(t, a.dir, justDue(t, a))
-			a.exec.Cluster = &clientauthentication.Cluster{Server: "https://cluster.example.com", CertificateAuthorityData: plugintest.NewCA(t)}
+			plugintest.InstallPair(t, a.node.Dir(), justDue(t, a))
+			a.ask(ExecInfo{Cluster: &clientauthentication.Cluster{Server: "https://cluster.example.com", CertificateAuthorityData: plugintest.NewCA(t)}})
 		}, StateDue, 40, "its lifetime is nearly over; no worker runs"},
 		"due, and requested": {func(t *testing.T, a *Authenticator) {
-			plugintest.InstallPair(t, a.dir, justDue(t, a))
-			putRecord(t, a, pendingSince(a.now().Add(-time.Minute), "uid"))
+			plugintest.InstallPair(t, a.node.Dir(), justDue(t, a))
+			putRecord(t, a, pendingSince(a.node.Now().Add(-time.Minute), "uid"))
 		}, StateDue, 40, "node-csr-x waits for its certificate from signer example.com/signer"},
 		"due, and not yet filed": {func(t *testing.T, a *Authenticator) {
-			plugintest.InstallPair(t, a.dir, justDue(t, a))
-			putRecord(t, a, pendingSince(a.now().Add(-time.Minute), ""))
+			plugintest.InstallPair(t, a.node.Dir(), justDue(t, a))
+			putRecord(t, a, pendingSince(a.node.Now().Add(-time.Minute), ""))
 		}, StateDue, 40, "node-csr-x waits for being filed with https://cluster.example.com"},
 		"due, and waiting for the signer": {func(t *testing.T, a *Authenticator) {
-			plugintest.InstallPair(t, a.dir, justDue(t, a))
-			putRecord(t, a, failedWith(reason.WaitingForSigner, a.now()))
+			plugintest.InstallPair(t, a.node.Dir(), justDue(t, a))
+			putRecord(t, a, failedWith(reason.WaitingForSigner, a.node.Now()))
 		}, StateDue, 40, "nearly over"},
 		"due, because others could read the key": {func(t *testing.T, a *Authenticator) {
-			plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil))
-			if err := os.Chmod(a.dir.File(cache.CurrentFile), 0o644); err != nil {
+			plugintest.InstallPair(t, a.node.Dir(), plugintest.NewPair(t, nil))
+			if err := os.Chmod(a.node.Dir().File(cache.CurrentFile), 0o644); err != nil {
 				t.Fatal(err)
 			}
 		}, StateDue, 40, "others could read its key"},
-		"due for long, and nobody tries": {func(t *testing.T, a *Authenticator) { plugintest.InstallPair(t, a.dir, duePair(t, 10)) }, StateFailing, 41, "its renewal has been due since"},
+		"due for long, and nobody tries": {func(t *testing.T, a *Authenticator) { plugintest.InstallPair(t, a.node.Dir(), duePair(t, 10)) }, StateFailing, 41, "its renewal has been due since"},
 		"due, and requested long ago": {func(t *testing.T, a *Authenticator) {
-			plugintest.InstallPair(t, a.dir, justDue(t, a))
-			putRecord(t, a, pendingSince(a.now().Add(-nodestate.PendingFails), "uid"))
+			plugintest.InstallPair(t, a.node.Dir(), justDue(t, a))
+			putRecord(t, a, pendingSince(a.node.Now().Add(-nodestate.PendingFails), "uid"))
 		}, StateFailing, 41, "a request has been pending since"},
 		"due, and failing": {func(t *testing.T, a *Authenticator) {
-			plugintest.InstallPair(t, a.dir, justDue(t, a))
-			putRecord(t, a, failedWith(reason.APIUnreachable, a.now()))
+			plugintest.InstallPair(t, a.node.Dir(), justDue(t, a))
+			putRecord(t, a, failedWith(reason.APIUnreachable, a.node.Now()))
 		}, StateFailing, 41, "APIUnreachable, 3 in a row: it did not work"},
 		"due, and the worker died": {func(t *testing.T, a *Authenticator) {
-			plugintest.InstallPair(t, a.dir, justDue(t, a))
+			plugintest.InstallPair(t, a.node.Dir(), justDue(t, a))
 			old := time.Now().Add(-365 * 24 * time.Hour) // before the boot that the worker is of
-			if err := os.Chtimes(a.dir.File(cache.CurrentFile), old, old); err != nil {
+			if err := os.Chtimes(a.node.Dir().File(cache.CurrentFile), old, old); err != nil {
 				t.Fatal(err)
 			}
 			deadWorker(t, a, process.ID{PID: 1 << 22, Start: 1})
 		}, StateFailing, 41, "died without a result"},
 		"due, and a worker was killed after it had installed": {func(t *testing.T, a *Authenticator) {
-			plugintest.InstallPair(t, a.dir, justDue(t, a))
+			plugintest.InstallPair(t, a.node.Dir(), justDue(t, a))
 			deadWorker(t, a, process.ID{PID: 1 << 22, Start: 1})
 		}, StateDue, 40, "no request can be filed"},
 		"due, and the state file is damaged": {func(t *testing.T, a *Authenticator) {
-			plugintest.InstallPair(t, a.dir, justDue(t, a))
-			plugintest.Put(t, a.dir, cache.StateFile, []byte("{"), 0o600)
+			plugintest.InstallPair(t, a.node.Dir(), justDue(t, a))
+			plugintest.Put(t, a.node.Dir(), cache.StateFile, []byte("{"), 0o600)
 		}, StateDue, 40, "no request can be filed"},
 		"due, and the worker that failed has ended": {func(t *testing.T, a *Authenticator) {
-			plugintest.InstallPair(t, a.dir, justDue(t, a))
-			state := failedWith(reason.APIUnreachable, a.now())
+			plugintest.InstallPair(t, a.node.Dir(), justDue(t, a))
+			state := failedWith(reason.APIUnreachable, a.node.Now())
 			state.Last.Worker = process.ID{PID: 1 << 22, Start: 1}
 			putRecord(t, a, state)
 			deadWorker(t, a, state.Last.Worker)
 		}, StateFailing, 41, "APIUnreachable"},
 		"issued again and again": {func(t *testing.T, a *Authenticator) {
-			plugintest.InstallPair(t, a.dir, justDue(t, a))
+			plugintest.InstallPair(t, a.node.Dir(), justDue(t, a))
 			putRecord(t, a, &cache.State{Last: &cache.Result{Message: "3 in short order"}})
 		}, StateFailing, 41, "3 in short order"},
 		"rejected": {func(t *testing.T, a *Authenticator) {
 			pair := plugintest.NewPair(t, nil)
-			plugintest.InstallPair(t, a.dir, pair)
-			a.note.write(note{Certificate: pair.Fingerprint(), Rejected: true})
+			plugintest.InstallPair(t, a.node.Dir(), pair)
+			a.node.Note.Write(nodestate.Note{Certificate: pair.Fingerprint(), Rejected: true})
 		}, StateFailing, 41, "the API server rejects it"},
 		"a wrong configuration": {func(t *testing.T, a *Authenticator) {
-			plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil))
-			a.invalid, a.provider = reason.Configuration.Failure("mend it", errors.New("line 3: nonsense")), nil
+			plugintest.InstallPair(t, a.node.Dir(), plugintest.NewPair(t, nil))
+			a.node.Invalid = reason.Configuration.Failure("mend it", errors.New("line 3: nonsense"))
+			a.use(nil)
 		}, StateFailing, 41, "the configuration is wrong: line 3: nonsense"},
-		"expired": {func(t *testing.T, a *Authenticator) { plugintest.InstallPair(t, a.dir, duePair(t, 0)) }, StateExpired, 42, "; no request can be filed"},
+		"expired": {func(t *testing.T, a *Authenticator) { plugintest.InstallPair(t, a.node.Dir(), duePair(t, 0)) }, StateExpired, 42, "; no request can be filed"},
 		"expired, and failing": {func(t *testing.T, a *Authenticator) {
-			plugintest.InstallPair(t, a.dir, duePair(t, 0))
+			plugintest.InstallPair(t, a.node.Dir(), duePair(t, 0))
 			putRecord(t, a, failedWith(reason.NoBootstrap, plugintest.Noon))
 		}, StateExpired, 42, "NoBootstrapCredential, 3 in a row"},
 		"nothing there": {func(*testing.T, *Authenticator) {}, StateNone, 43, "no such file"},
 		"damaged": {func(t *testing.T, a *Authenticator) {
-			plugintest.Put(t, a.dir, cache.CurrentFile, []byte("hunter2"), 0o600)
+			plugintest.Put(t, a.node.Dir(), cache.CurrentFile, []byte("hunter2"), 0o600)
 		}, StateNone, 43, "no certificate"},
 		"another node's": {func(t *testing.T, a *Authenticator) {
-			plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, ofNode("b")))
+			plugintest.InstallPair(t, a.node.Dir(), plugintest.NewPair(t, plugintest.OfNode("b")))
 		}, StateNone, 43, `it is for node "b"`},
 		"nothing, and a wrong configuration": {func(_ *testing.T, a *Authenticator) {
-			a.invalid, a.provider = reason.Configuration.Failure("mend it", errors.New("line 3: nonsense")), nil
+			a.node.Invalid = reason.Configuration.Failure("mend it", errors.New("line 3: nonsense"))
+			a.use(nil)
 		}, StateNone, 43, "line 3: nonsense"},
 		"a directory that others may write": {func(t *testing.T, a *Authenticator) {
-			plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil))
-			if err := os.Chmod(a.dir.Path(), 0o777); err != nil {
+			plugintest.InstallPair(t, a.node.Dir(), plugintest.NewPair(t, nil))
+			if err := os.Chmod(a.node.Dir().Path(), 0o777); err != nil {
 				t.Fatal(err)
 			}
 		}, StateUnknown, 12, "others may write into it"},
@@ -212,11 +216,11 @@ func TestOverviewShowsEachFile(t *testing.T) {
 	a := testAuthenticator(t)
 	pair := justDue(t, a)
 	pair.Origin = &cache.Origin{Server: "https://cluster.example.com"}
-	plugintest.InstallPair(t, a.dir, pair)
-	now := a.now()
+	plugintest.InstallPair(t, a.node.Dir(), pair)
+	now := a.node.Now()
 	putRecord(t, a, failedWith(reason.APIUnreachable, now.Add(-time.Minute)))
 	putRecord(t, a, pendingSince(now.Add(-90*time.Second), "uid"))
-	lock, err := a.dir.TryLock()
+	lock, err := a.node.Dir().TryLock()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -228,16 +232,16 @@ func TestOverviewShowsEachFile(t *testing.T) {
 	if err := lock.NameWorker(self); err != nil {
 		t.Fatal(err)
 	}
-	before := plugintest.Snapshot(t, filepath.Dir(a.dir.Path()))
+	before := plugintest.Snapshot(t, filepath.Dir(a.node.Dir().Path()))
 	o := a.Overview()
-	if after := plugintest.Snapshot(t, filepath.Dir(a.dir.Path())); after != before {
+	if after := plugintest.Snapshot(t, filepath.Dir(a.node.Dir().Path())); after != before {
 		t.Errorf("it changed\n%s\nto\n%s", before, after)
 	}
 	second := time.Second
 	want := &Overview{
 		State: StateFailing, Message: o.Message, Hint: "mend it", Time: now.Truncate(second), NodeName: "a", Provider: "fake", SignerName: "example.com/signer",
 		Certificate: &CertificateOverview{
-			File: a.dir.File(cache.CurrentFile), Subject: "CN=system:node:a,O=system:nodes", Serial: "1", Issuer: "CN=system:node:a,O=system:nodes",
+			File: a.node.Dir().File(cache.CurrentFile), Subject: "CN=system:node:a,O=system:nodes", Serial: "1", Issuer: "CN=system:node:a,O=system:nodes",
 			Fingerprint: pair.Fingerprint(), Server: "https://cluster.example.com", NotBefore: plugintest.Noon.Add(-12 * time.Hour), NotAfter: plugintest.Noon.Add(12 * time.Hour),
 			RemainingSeconds: int64(plugintest.Noon.Add(12*time.Hour).Sub(now) / second), RenewAt: nodestate.RenewAt(pair.Leaf).UTC().Truncate(second), Due: "its lifetime is nearly over",
 		},
@@ -253,7 +257,7 @@ func TestOverviewShowsEachFile(t *testing.T) {
 		},
 		Credential: CredentialOverview{
 			Kind: "node", Description: "the node's own certificate", Why: "the certificate can be used, and provider fake renews",
-			Server: "https://cluster.example.com", Source: a.dir.File(cache.CurrentFile),
+			Server: "https://cluster.example.com", Source: a.node.Dir().File(cache.CurrentFile),
 		},
 		failure: o.failure,
 	}
@@ -271,14 +275,14 @@ func TestOverviewNextCredential(t *testing.T) {
 	if c := o.Credential; c.Kind != "" || c.Why != "there is no usable certificate" || !strings.Contains(c.Problem, "no bootstrap kubeconfig") || c.Hint == "" {
 		t.Errorf("without a bootstrap kubeconfig: %+v", c)
 	}
-	a.bootstrapKubeconfig = filepath.Join(t.TempDir(), "bootstrap.conf")
+	a.node.Access.Bootstrap = filepath.Join(t.TempDir(), "bootstrap.conf")
 	kubeconfig := `{apiVersion: v1, kind: Config, current-context: a, contexts: [{name: a, context: {cluster: a, user: a}}],
   clusters: [{name: a, cluster: {server: "https://cluster.example.com", proxy-url: "http://u:hunter2@proxy"}}], users: [{name: a, user: {token: hunter2}}]}`
-	if err := os.WriteFile(a.bootstrapKubeconfig, []byte(kubeconfig), 0o600); err != nil {
+	if err := os.WriteFile(a.node.Access.Bootstrap, []byte(kubeconfig), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	o = a.Overview()
-	if c := o.Credential; c.Kind != "bootstrap" || c.Server != "https://cluster.example.com" || c.Source != a.bootstrapKubeconfig || c.Problem != "" {
+	if c := o.Credential; c.Kind != "bootstrap" || c.Server != "https://cluster.example.com" || c.Source != a.node.Access.Bootstrap || c.Problem != "" {
 		t.Errorf("%+v", c)
 	}
 	if data, err := json.Marshal(o); err != nil || strings.Contains(string(data), "hunter2") {
@@ -308,7 +312,7 @@ func TestOverviewNamesTheEK(t *testing.T) {
 	if o := a.Overview(); o.EK != nil {
 		t.Errorf("a provider without an EK has %+v", o.EK)
 	}
-	a.provider = ekProvider{}
+	a.use(ekProvider{})
 	if o := a.Overview(); o.EK == nil || *o.EK != (EKOverview{}) {
 		t.Errorf("before the first certificate: %+v", o.EK)
 	}

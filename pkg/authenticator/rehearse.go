@@ -38,7 +38,7 @@ type Rehearsal struct {
 // if a real request would be denied, and WaitingForSigner if ctx ends before the verdict. Until
 // then Rehearse calls remark with each reason for which the rehearsal waits.
 func (a *Authenticator) Rehearse(ctx context.Context, kubeconfig string, remark func(error)) (*Rehearsal, error) {
-	status := a.loadStatus()
+	status := a.node.Load()
 	if failure := a.cannotRequest(status); failure != nil {
 		return nil, failure
 	}
@@ -55,7 +55,7 @@ func (a *Authenticator) Rehearse(ctx context.Context, kubeconfig string, remark 
 	}
 	builder, once := a.requestBuilder(), remarkOnce(remark)
 	builder.signerName = attestation.RehearsalSignerName
-	pending, key, err := builder.first(ctx, status.nodeName, to.Cluster, "", nodestate.ReadState(a.dir).Remembered[a.provider.Name()])
+	pending, key, err := builder.first(ctx, status.NodeName, to.Cluster, "", nodestate.ReadState(a.node.Dir()).Remembered[a.provider.Name()])
 	if err != nil {
 		return nil, reason.AsFailure(err)
 	}
@@ -63,7 +63,7 @@ func (a *Authenticator) Rehearse(ctx context.Context, kubeconfig string, remark 
 		last, waits := pending.Last(), &cache.State{}
 		request, err := client.File(ctx, csr.Object(last.Name, nodestate.SignerOf(pending), last.Request, key, pending.ExpirationSeconds))
 		if err != nil {
-			return nil, reason.BlameClock(reason.ClassifyAPIError(err, to.Credential), a.now(), a.built)
+			return nil, reason.BlameClock(reason.ClassifyAPIError(err, to.Credential), a.node.Now(), a.built)
 		}
 		last.UID = string(request.UID)
 		decision, err := client.Wait(ctx, request, func(object *certificatesv1.CertificateSigningRequest) csr.Decision {
@@ -81,7 +81,7 @@ func (a *Authenticator) Rehearse(ctx context.Context, kubeconfig string, remark 
 			}
 			return nil, failure
 		case err != nil:
-			return nil, reason.BlameClock(reason.ClassifyAPIError(err, to.Credential), a.now(), a.built)
+			return nil, reason.BlameClock(reason.ClassifyAPIError(err, to.Credential), a.node.Now(), a.built)
 		}
 		switch decision.Outcome {
 		case csr.Answered:
@@ -93,7 +93,7 @@ func (a *Authenticator) Rehearse(ctx context.Context, kubeconfig string, remark 
 				return nil, reason.RequestDenied.Failure("kubectl attest explain "+decision.Reason+" says what to do; then rehearse again",
 					fmt.Errorf("this machine would get no certificate: %q", text.WithReason(decision.Reason, decision.Message)))
 			}
-			passed := &Rehearsal{NodeName: status.nodeName, Server: to.Config.Host, Credential: to.Credential, Text: decision.Message}
+			passed := &Rehearsal{NodeName: status.NodeName, Server: to.Config.Host, Credential: to.Credential, Text: decision.Message}
 			if !namesSigner(decision.Message, a.signerName) {
 				passed.OtherSigner = a.signerName
 			}
@@ -115,18 +115,18 @@ func namesSigner(verdict, signer string) bool {
 // rehearsalAccess returns the credential for a rehearsal: that of the next real request, if there
 // is a certificate on disk, else the kubelet's. The kubelet's node must be the one that this
 // machine would claim.
-func (a *Authenticator) rehearsalAccess(status certificateStatus, kubeconfig string) (nodeaccess.Access, error) {
-	if status.pair != nil {
-		to, _, err := a.access(status)
+func (a *Authenticator) rehearsalAccess(status nodestate.Status, kubeconfig string) (nodeaccess.Access, error) {
+	if status.Pair != nil {
+		to, _, err := status.Access()
 		return to, err
 	}
-	to, err := a.node().KubeletAccess(kubeconfig)
+	to, err := a.node.Access.KubeletAccess(kubeconfig)
 	if err != nil {
 		return to, err
 	}
-	if node := nodeOfCertificate(to.Config.CertData); node != "" && node != status.nodeName {
+	if node := nodeOfCertificate(to.Config.CertData); node != "" && node != status.NodeName {
 		return to, reason.Configuration.Failure("set nodeName, as the kubelet has it with --hostname-override",
-			fmt.Errorf("this machine would ask for the node name %s, but %s is that of the node %s", status.nodeName, to.Credential, node))
+			fmt.Errorf("this machine would ask for the node name %s, but %s is that of the node %s", status.NodeName, to.Credential, node))
 	}
 	return to, nil
 }

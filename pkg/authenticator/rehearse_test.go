@@ -76,7 +76,7 @@ func TestRehearse(t *testing.T) {
 					t.Errorf("evidence for %s", request.SignerName)
 				}
 			}
-			if entries, err := os.ReadDir(n.dir.Path()); len(entries) > 0 || err != nil && !os.IsNotExist(err) {
+			if entries, err := os.ReadDir(n.node.Dir().Path()); len(entries) > 0 || err != nil && !os.IsNotExist(err) {
 				t.Errorf("left behind: %v, %v", entries, err)
 			}
 		})
@@ -102,7 +102,7 @@ func TestCredentialOfARehearsal(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.api.proof = verdict(attestation.ReasonRehearsalPassed, "yes")
-	bootstrap, err := os.ReadFile(n.bootstrapKubeconfig)
+	bootstrap, err := os.ReadFile(n.node.Access.Bootstrap)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,8 +126,8 @@ func TestCredentialOfARehearsal(t *testing.T) {
 	}
 	pair := plugintest.NewPair(t, nil)
 	pair.Origin = &cache.Origin{Server: "https://192.0.2.1", CertificateAuthorityData: plugintest.NewCA(t)}
-	plugintest.InstallPair(t, n.dir, pair)
-	if to, err := n.rehearsalAccess(n.loadStatus(), kubeletOf("system:node:b")); err != nil || !to.Own {
+	plugintest.InstallPair(t, n.node.Dir(), pair)
+	if to, err := n.rehearsalAccess(n.node.Load(), kubeletOf("system:node:b")); err != nil || !to.Own {
 		t.Errorf("with a certificate: %+v, %v", to, err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -22,13 +23,13 @@ const (
 // parent runs the plugin again before the last expirationTimestamp, or if the certificate was
 // rejected before. It asks at most once a minute. Only a 401 marks the certificate as rejected. In
 // doubt, the certificate is printed.
-func (a *Authenticator) noticeRejection(ctx context.Context, status *certificateStatus) {
-	if status.pair == nil || a.invalid != nil {
+func (a *Authenticator) noticeRejection(ctx context.Context, status *nodestate.Status) {
+	if status.Pair == nil || a.node.Invalid != nil {
 		return
 	}
-	last, fingerprint, now := &status.note, status.pair.Fingerprint(), a.now()
+	last, fingerprint, now := &status.Note, status.Pair.Fingerprint(), a.node.Now()
 	early := last.Certificate == fingerprint && a.parent.PID != 0 && last.Parent == a.parent && now.Unix() < last.Until
-	if !early && !status.rejected {
+	if !early && !status.Rejected {
 		return
 	}
 	if since := now.Sub(time.Unix(last.Reviewed, 0)); since >= 0 && since < reviewInterval {
@@ -36,22 +37,23 @@ func (a *Authenticator) noticeRejection(ctx context.Context, status *certificate
 	}
 	ctx, cancel := context.WithTimeout(ctx, a.reviewTimeout)
 	defer cancel()
-	if review, err := a.review(ctx, status.pair); err == nil {
+	if review, err := a.review(ctx, status.Pair); err == nil {
+		rejected := status.Rejected
 		switch { // an overloaded API server gives neither answer
 		case review.Status == http.StatusUnauthorized:
-			status.rejected = true
-		case accepts(review, status.pair):
-			status.rejected = false
+			rejected = true
+		case accepts(review, status.Pair):
+			rejected = false
 		}
-		status.judgeDue(a)
+		status.SetRejected(rejected)
 	}
-	last.Reviewed, last.Rejected = now.Unix(), status.rejected
-	a.note.write(*last) // for the worker, and for other runs
+	last.Reviewed, last.Rejected = now.Unix(), status.Rejected
+	a.node.Note.Write(*last) // for the worker, and for other runs
 }
 
 // review asks the API server which user it authenticates by a certificate.
 func (a *Authenticator) review(ctx context.Context, pair *cache.Pair) (nodeaccess.Review, error) {
-	to, err := a.node().OwnAccess(pair)
+	to, err := a.node.Access.OwnAccess(pair)
 	if err != nil {
 		return nodeaccess.Review{}, err
 	}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 )
 
 // reviewer is an API server that is asked whom it takes a certificate for.
@@ -73,8 +74,8 @@ func reviewed(t *testing.T, answer http.HandlerFunc) (*Authenticator, *reviewer)
 		s.TLS = &tls.Config{ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12}
 	})
 	a := testAuthenticator(t)
-	a.parent = asker
-	a.exec = ExecInfo{APIVersion: execV1, Cluster: &clientauthentication.Cluster{Server: server.URL, CertificateAuthorityData: ca}}
+	a.parent = plugintest.Asker
+	a.ask(ExecInfo{APIVersion: execV1, Cluster: &clientauthentication.Cluster{Server: server.URL, CertificateAuthorityData: ca}})
 	return a, api
 }
 
@@ -126,10 +127,10 @@ func TestOnlyA401MarksTheCertificateAsRejected(t *testing.T) {
 			t.Parallel()
 			a, api := reviewed(t, c.answer)
 			pair := plugintest.NewPair(t, nil)
-			plugintest.InstallPair(t, a.dir, pair)
-			asked := note{Parent: asker, Certificate: pair.Fingerprint(), Until: plugintest.Noon.Unix() + 100, Reviewed: plugintest.Noon.Unix() - 60, Rejected: c.was}
-			a.note.write(asked)
-			s := a.loadStatus()
+			plugintest.InstallPair(t, a.node.Dir(), pair)
+			asked := nodestate.Note{Parent: plugintest.Asker, Certificate: pair.Fingerprint(), Until: plugintest.Noon.Unix() + 100, Reviewed: plugintest.Noon.Unix() - 60, Rejected: c.was}
+			a.node.Note.Write(asked)
+			s := a.node.Load()
 			if strings.HasPrefix(name, "hangs") && !strings.HasPrefix(name, "hangs up") {
 				a.reviewTimeout = reviewTimeout
 			}
@@ -142,11 +143,11 @@ func TestOnlyA401MarksTheCertificateAsRejected(t *testing.T) {
 			if calls := api.seen(t, pair.Leaf.Raw); calls > 1 || calls == 0 && took < reviewTimeout {
 				t.Errorf("asked %d times", calls)
 			}
-			if s.rejected != c.want || (s.due != "") != c.want || s.pair == nil {
-				t.Errorf("rejected %v, due %q, pair %v; want rejected %v", s.rejected, s.due, s.pair != nil, c.want)
+			if s.Rejected != c.want || (s.Due != "") != c.want || s.Pair == nil {
+				t.Errorf("rejected %v, due %q, pair %v; want rejected %v", s.Rejected, s.Due, s.Pair != nil, c.want)
 			}
 			asked.Reviewed, asked.Rejected = plugintest.Noon.Unix(), c.want
-			if got := a.note.read(); got != asked {
+			if got := a.node.Note.Read(); got != asked {
 				t.Errorf("note %+v, want %+v", got, asked)
 			}
 		})
@@ -156,46 +157,46 @@ func TestOnlyA401MarksTheCertificateAsRejected(t *testing.T) {
 func TestWhenTheAPIServerIsAsked(t *testing.T) {
 	t.Parallel()
 	pair := plugintest.NewPair(t, nil)
-	early := note{Parent: asker, Certificate: pair.Fingerprint(), Until: plugintest.Noon.Unix() + 1}
-	with := func(change func(*note)) note {
+	early := nodestate.Note{Parent: plugintest.Asker, Certificate: pair.Fingerprint(), Until: plugintest.Noon.Unix() + 1}
+	with := func(change func(*nodestate.Note)) nodestate.Note {
 		n := early
 		change(&n)
 		return n
 	}
 	for name, c := range map[string]struct {
-		note   note
+		note   nodestate.Note
 		change func(*Authenticator)
 		asks   bool
 	}{
 		"the same parent, too early":                     {early, nil, true},
-		"the first time":                                 {note{}, nil, false},
-		"at the time it was given":                       {with(func(n *note) { n.Until = plugintest.Noon.Unix() }), nil, false},
-		"after it":                                       {with(func(n *note) { n.Until = plugintest.Noon.Unix() - 1 }), nil, false},
-		"another parent":                                 {with(func(n *note) { n.Parent.PID++ }), nil, false},
-		"another parent under the same pid":              {with(func(n *note) { n.Parent.Start++ }), nil, false},
-		"a person":                                       {with(func(n *note) { n.Parent = process.ID{} }), func(a *Authenticator) { a.parent = process.ID{} }, false},
-		"another certificate was printed":                {with(func(n *note) { n.Certificate = "abc" }), nil, false},
-		"another certificate was printed, and rejected":  {with(func(n *note) { n.Certificate, n.Rejected = "abc", true }), nil, false},
-		"asked 59 s ago":                                 {with(func(n *note) { n.Reviewed = plugintest.Noon.Unix() - 59 }), nil, false},
-		"asked just now":                                 {with(func(n *note) { n.Reviewed = plugintest.Noon.Unix() }), nil, false},
-		"asked 60 s ago":                                 {with(func(n *note) { n.Reviewed = plugintest.Noon.Unix() - 60 }), nil, true},
-		"asked before the clock was set back":            {with(func(n *note) { n.Reviewed = plugintest.Noon.Unix() + 3600 }), nil, true},
-		"rejected, in time, asked a minute ago":          {with(func(n *note) { n.Rejected, n.Until, n.Reviewed = true, 0, plugintest.Noon.Unix()-60 }), nil, true},
-		"rejected, another parent, asked a minute ago":   {with(func(n *note) { n.Rejected, n.Parent.Start, n.Reviewed = true, 1, plugintest.Noon.Unix()-60 }), nil, true},
-		"rejected, asked 59 s ago":                       {with(func(n *note) { n.Rejected, n.Reviewed = true, plugintest.Noon.Unix()-59 }), nil, false},
-		"under a configuration that is wrong":            {early, func(a *Authenticator) { a.invalid = io.EOF }, false},
-		"too early, but there is nothing to ask about":   {early, func(a *Authenticator) { a.now = func() time.Time { return plugintest.Noon.Add(24 * time.Hour) } }, false},
-		"too early, and the note is another directory's": {early, func(a *Authenticator) { a.note = newNoteFile(t.TempDir(), "/another") }, false},
+		"the first time":                                 {nodestate.Note{}, nil, false},
+		"at the time it was given":                       {with(func(n *nodestate.Note) { n.Until = plugintest.Noon.Unix() }), nil, false},
+		"after it":                                       {with(func(n *nodestate.Note) { n.Until = plugintest.Noon.Unix() - 1 }), nil, false},
+		"another parent":                                 {with(func(n *nodestate.Note) { n.Parent.PID++ }), nil, false},
+		"another parent under the same pid":              {with(func(n *nodestate.Note) { n.Parent.Start++ }), nil, false},
+		"a person":                                       {with(func(n *nodestate.Note) { n.Parent = process.ID{} }), func(a *Authenticator) { a.parent = process.ID{} }, false},
+		"another certificate was printed":                {with(func(n *nodestate.Note) { n.Certificate = "abc" }), nil, false},
+		"another certificate was printed, and rejected":  {with(func(n *nodestate.Note) { n.Certificate, n.Rejected = "abc", true }), nil, false},
+		"asked 59 s ago":                                 {with(func(n *nodestate.Note) { n.Reviewed = plugintest.Noon.Unix() - 59 }), nil, false},
+		"asked just now":                                 {with(func(n *nodestate.Note) { n.Reviewed = plugintest.Noon.Unix() }), nil, false},
+		"asked 60 s ago":                                 {with(func(n *nodestate.Note) { n.Reviewed = plugintest.Noon.Unix() - 60 }), nil, true},
+		"asked before the clock was set back":            {with(func(n *nodestate.Note) { n.Reviewed = plugintest.Noon.Unix() + 3600 }), nil, true},
+		"rejected, in time, asked a minute ago":          {with(func(n *nodestate.Note) { n.Rejected, n.Until, n.Reviewed = true, 0, plugintest.Noon.Unix()-60 }), nil, true},
+		"rejected, another parent, asked a minute ago":   {with(func(n *nodestate.Note) { n.Rejected, n.Parent.Start, n.Reviewed = true, 1, plugintest.Noon.Unix()-60 }), nil, true},
+		"rejected, asked 59 s ago":                       {with(func(n *nodestate.Note) { n.Rejected, n.Reviewed = true, plugintest.Noon.Unix()-59 }), nil, false},
+		"under a configuration that is wrong":            {early, func(a *Authenticator) { a.node.Invalid = io.EOF }, false},
+		"too early, but there is nothing to ask about":   {early, func(a *Authenticator) { a.node.Now = func() time.Time { return plugintest.Noon.Add(24 * time.Hour) } }, false},
+		"too early, and the note is another directory's": {early, func(a *Authenticator) { a.node.Note = nodestate.NewNoteFile(t.TempDir(), "/another") }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			a, api := reviewed(t, answerCode(201, someone))
-			plugintest.InstallPair(t, a.dir, pair)
-			a.note.write(c.note)
+			plugintest.InstallPair(t, a.node.Dir(), pair)
+			a.node.Note.Write(c.note)
 			if c.change != nil {
 				c.change(a)
 			}
-			s := a.loadStatus()
+			s := a.node.Load()
 			a.noticeRejection(t.Context(), &s)
 			if calls := api.seen(t, pair.Leaf.Raw); (calls == 1) != c.asks || calls > 1 {
 				t.Errorf("asked %d times, want %v", calls, c.asks)
@@ -209,12 +210,12 @@ func TestReviewsArePaced(t *testing.T) {
 	t.Parallel()
 	a, api := reviewed(t, answerCode(500, ""))
 	pair := plugintest.NewPair(t, nil)
-	plugintest.InstallPair(t, a.dir, pair)
-	a.note.write(note{Parent: asker, Certificate: pair.Fingerprint(), Until: plugintest.Noon.Unix() + 3600})
+	plugintest.InstallPair(t, a.node.Dir(), pair)
+	a.node.Note.Write(nodestate.Note{Parent: plugintest.Asker, Certificate: pair.Fingerprint(), Until: plugintest.Noon.Unix() + 3600})
 	now := plugintest.Noon
-	a.now = func() time.Time { return now }
+	a.node.Now = func() time.Time { return now }
 	for range 1200 { // two minutes of ten requests a second
-		s := a.loadStatus()
+		s := a.node.Load()
 		a.noticeRejection(t.Context(), &s)
 		now = now.Add(100 * time.Millisecond)
 	}
@@ -225,14 +226,14 @@ func TestReviewsArePaced(t *testing.T) {
 
 func TestReviewNeedsAClusterAndIsNoFailureWithoutOne(t *testing.T) {
 	a := testAuthenticator(t)
-	a.parent = asker
+	a.parent = plugintest.Asker
 	pair := plugintest.NewPair(t, nil) // without an origin
-	plugintest.InstallPair(t, a.dir, pair)
-	a.note.write(note{Parent: asker, Certificate: pair.Fingerprint(), Until: plugintest.Noon.Unix() + 100})
-	s := a.loadStatus()
+	plugintest.InstallPair(t, a.node.Dir(), pair)
+	a.node.Note.Write(nodestate.Note{Parent: plugintest.Asker, Certificate: pair.Fingerprint(), Until: plugintest.Noon.Unix() + 100})
+	s := a.node.Load()
 	a.noticeRejection(t.Context(), &s)
-	if s.rejected || s.due != "" || s.pair == nil {
-		t.Errorf("rejected %v, due %q", s.rejected, s.due)
+	if s.Rejected || s.Due != "" || s.Pair == nil {
+		t.Errorf("rejected %v, due %q", s.Rejected, s.Due)
 	}
 }
 
@@ -246,7 +247,7 @@ func TestReviewSaysWhom(t *testing.T) {
 	}
 	api.answer = answerCode(401, someone)
 	api.prefix = "/k8s/clusters/c-1" // an API server need not be at the root
-	a.exec.Cluster.Server += api.prefix + "/"
+	a.node.Access.Asked.Server += api.prefix + "/"
 	if review, err = a.review(t.Context(), pair); err != nil || review.Username != "" || review.Status != 401 {
 		t.Errorf("a name that comes with 401 counts: %+v, %v", review, err)
 	}

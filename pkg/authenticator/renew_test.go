@@ -26,8 +26,8 @@ import (
 func TestRenewReplacesACertificate(t *testing.T) {
 	t.Parallel()
 	for name, arrange := range map[string]func(*Authenticator){
-		"usual":     func(a *Authenticator) { a.checkInterval = time.Hour },
-		"no checks": func(a *Authenticator) { a.checkInterval = 0 },
+		"usual":     func(a *Authenticator) { a.node.CheckInterval = time.Hour },
+		"no checks": func(a *Authenticator) { a.node.CheckInterval = 0 },
 		"in a pause": func(a *Authenticator) {
 			writeState(t, a, &cache.State{Failures: 3, NextAttempt: plugintest.Noon.Add(time.Hour), Last: &cache.Result{Reason: string(reason.RequestDenied), Finished: plugintest.Noon}})
 		},
@@ -36,18 +36,18 @@ func TestRenewReplacesACertificate(t *testing.T) {
 			t.Parallel()
 			a := clusteredAuthenticator(t)
 			old, fresh := plugintest.NewPair(t, nil), plugintest.NewPair(t, func(c *x509.Certificate) { c.NotAfter = plugintest.Noon.Add(48 * time.Hour) })
-			plugintest.InstallPair(t, a.dir, old)
+			plugintest.InstallPair(t, a.node.Dir(), old)
 			arrange(a)
 			install := workerThatInstalls(t, a, fresh, 0)
 			var due string
-			a.startWorker = func() (process.ID, error) { due = a.loadStatus().due; return install() }
+			a.startWorker = func() (process.ID, error) { due = a.node.Load().Due; return install() }
 			leaf, err := a.Renew(t.Context(), time.Minute, func(r error) { t.Error(r) })
 			if err != nil || !leaf.Equal(fresh.Leaf) || due != "a person asked for a renewal" {
 				t.Fatalf("%v, the worker saw %q", err, due)
 			}
 			// The new certificate is not due: what was asked for selects the old one.
-			if status := a.loadStatus(); status.due != "" {
-				t.Errorf("the new certificate is due: %s", status.due)
+			if status := a.node.Load(); status.Due != "" {
+				t.Errorf("the new certificate is due: %s", status.Due)
 			}
 		})
 	}
@@ -61,7 +61,7 @@ func TestRenewReturnsTheFailure(t *testing.T) {
 			t.Parallel()
 			a := clusteredAuthenticator(t)
 			if held {
-				plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil))
+				plugintest.InstallPair(t, a.node.Dir(), plugintest.NewPair(t, nil))
 			}
 			denied := &cache.Result{Reason: string(reason.RequestDenied), Message: "denied before", Finished: plugintest.Noon}
 			writeState(t, a, &cache.State{Failures: 2, Refusals: 2, NextAttempt: plugintest.Noon.Add(time.Hour), Last: denied})
@@ -75,11 +75,11 @@ func TestRenewReturnsTheFailure(t *testing.T) {
 				t.Errorf("%d starts: %v", starts, err)
 			}
 			// the pause is over, and the count of refusals goes on: the next pause is no shorter
-			if state := nodestate.ReadState(a.dir); !state.NextAttempt.IsZero() || state.Refusals != 2 {
+			if state := nodestate.ReadState(a.node.Dir()); !state.NextAttempt.IsZero() || state.Refusals != 2 {
 				t.Errorf("%+v", state)
 			}
-			if status := a.loadStatus(); held != (status.due == "a person asked for a renewal") {
-				t.Errorf("due: %q", status.due)
+			if status := a.node.Load(); held != (status.Due == "a person asked for a renewal") {
+				t.Errorf("due: %q", status.Due)
 			}
 		})
 	}
@@ -90,14 +90,14 @@ func TestRenewReturnsTheFailure(t *testing.T) {
 func TestRenewNeedsACredential(t *testing.T) {
 	t.Parallel()
 	a := clusteredAuthenticator(t)
-	a.provider = plugintest.Provider{Signer: "example.com/signer"} // it does not renew, and there is no bootstrap kubeconfig
-	plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil))
-	before := plugintest.Snapshot(t, a.dir.Path())
+	a.use(plugintest.Provider{Signer: "example.com/signer"}) // it does not renew, and there is no bootstrap kubeconfig
+	plugintest.InstallPair(t, a.node.Dir(), plugintest.NewPair(t, nil))
+	before := plugintest.Snapshot(t, a.node.Dir().Path())
 	_, err := a.Renew(t.Context(), time.Minute, func(error) {})
 	if failure := reason.AsFailure(err); failure.Reason != reason.NoBootstrap {
 		t.Errorf("%v", failure)
 	}
-	if after := plugintest.Snapshot(t, a.dir.Path()); after != before {
+	if after := plugintest.Snapshot(t, a.node.Dir().Path()); after != before {
 		t.Errorf("it changed\n%s\nto\n%s", before, after)
 	}
 }
@@ -106,7 +106,7 @@ func TestRenewNeedsACredential(t *testing.T) {
 func TestRenewJoinsAWorker(t *testing.T) {
 	t.Parallel()
 	a := testAuthenticator(t)
-	lock, err := a.dir.TryLock()
+	lock, err := a.node.Dir().TryLock()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -148,36 +148,36 @@ func TestAskForRenewal(t *testing.T) {
 			writeState(t, a, &cache.State{Announcement: &cache.Announcement{
 				Exists: true, Certificate: "other", Checked: plugintest.Noon, Renewal: &cache.Renewal{Name: "rotate", IssuedBefore: plugintest.Noon, DueAt: plugintest.Noon.Add(time.Hour)},
 			}})
-		}, askedRenewal, false},
+		}, nodestate.AskedRenewal, false},
 		"damaged": {func(t *testing.T, a *Authenticator, _ *cache.Pair) {
-			plugintest.Put(t, a.dir, cache.StateFile, []byte("{"), 0o600)
-		}, askedRenewal, true},
+			plugintest.Put(t, a.node.Dir(), cache.StateFile, []byte("{"), 0o600)
+		}, nodestate.AskedRenewal, true},
 		"replaced meanwhile": {func(t *testing.T, a *Authenticator, _ *cache.Pair) {
-			plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil))
+			plugintest.InstallPair(t, a.node.Dir(), plugintest.NewPair(t, nil))
 		}, "", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			a := clusteredAuthenticator(t)
-			a.checkInterval = time.Hour
+			a.node.CheckInterval = time.Hour
 			pair := plugintest.NewPair(t, nil)
-			plugintest.InstallPair(t, a.dir, pair)
-			before := a.loadStatus()
+			plugintest.InstallPair(t, a.node.Dir(), pair)
+			before := a.node.Load()
 			c.arrange(t, a, pair)
 			if name == "announced" { // it is known when the command starts
-				before = a.loadStatus()
+				before = a.node.Load()
 			}
 			if err := a.askForRenewal(t.Context(), before); err != nil {
 				t.Fatal(err)
 			}
-			status, got := a.loadStatus(), ""
-			if renewal := status.announcedRenewal(); renewal != nil {
+			status, got := a.node.Load(), ""
+			if renewal := status.AnnouncedRenewal(); renewal != nil {
 				got = renewal.Name
 			}
-			if got != c.want || (status.due != "") != (c.want != "") {
-				t.Errorf("renewal %q, due: %q", got, status.due)
+			if got != c.want || (status.Due != "") != (c.want != "") {
+				t.Errorf("renewal %q, due: %q", got, status.Due)
 			}
-			entries, err := os.ReadDir(a.dir.Path())
+			entries, err := os.ReadDir(a.node.Dir().Path())
 			aside := slices.ContainsFunc(entries, func(e os.DirEntry) bool { return strings.HasPrefix(e.Name(), cache.StateFile+".") })
 			if err != nil || aside != c.aside {
 				t.Errorf("%v, set aside: %t", err, aside)
@@ -190,6 +190,6 @@ func TestAskForRenewal(t *testing.T) {
 func clusteredAuthenticator(t *testing.T) *Authenticator {
 	t.Helper()
 	a := testAuthenticator(t)
-	a.exec = ExecInfo{APIVersion: execV1, Cluster: &clientauthentication.Cluster{Server: "https://127.0.0.1:1", CertificateAuthorityData: plugintest.NewCA(t)}}
+	a.ask(ExecInfo{APIVersion: execV1, Cluster: &clientauthentication.Cluster{Server: "https://127.0.0.1:1", CertificateAuthorityData: plugintest.NewCA(t)}})
 	return a
 }

@@ -25,7 +25,7 @@ type requestBuilder struct {
 }
 
 func (a *Authenticator) requestBuilder() requestBuilder {
-	return requestBuilder{a.provider, a.providerID, a.signerName, a.expirationSeconds, a.now}
+	return requestBuilder{a.provider, a.providerID, a.signerName, a.expirationSeconds, a.node.Now}
 }
 
 // first makes a key and the first request. An empty version means the newest. remembered is the

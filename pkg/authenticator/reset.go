@@ -22,8 +22,8 @@ const resetLockWait = 10 * time.Second
 // PlanReset returns what Reset would remove now, and the reasons why it would keep a file although
 // the name is one of ours. It changes nothing.
 func (a *Authenticator) PlanReset(envFile string) (own []string, left []error, err error) {
-	if !filepath.IsAbs(a.dir.Path()) {
-		return nil, nil, reason.AsFailure(a.invalid)
+	if !filepath.IsAbs(a.node.Dir().Path()) {
+		return nil, nil, reason.AsFailure(a.node.Invalid)
 	}
 	for _, path := range a.filesOutside(envFile) {
 		ok, err := cache.Removable(path)
@@ -34,21 +34,21 @@ func (a *Authenticator) PlanReset(envFile string) (own []string, left []error, e
 			own = append(own, path)
 		}
 	}
-	switch err := a.dir.Check(); {
+	switch err := a.node.Dir().Check(); {
 	case errors.Is(err, fs.ErrNotExist):
 		return own, left, nil
 	case err != nil:
 		return own, left, reason.AsFailure(err)
 	}
-	certs, problems := a.dir.OwnFiles(kubelet.IsCopy)
+	certs, problems := a.node.Dir().OwnFiles(kubelet.IsCopy)
 	return append(own, certs...), append(left, problems...), nil
 }
 
 // filesOutside returns this program's files outside the certificate directory. The environment file
 // is the first to go: without it the kubelet does not use this program, even if other files remain.
 func (a *Authenticator) filesOutside(envFile string) []string {
-	if a.note.usable() {
-		return []string{envFile, a.note.dir.File(a.note.name)}
+	if a.node.Note.Usable() {
+		return []string{envFile, a.node.Note.Path()}
 	}
 	return []string{envFile}
 }
@@ -57,8 +57,8 @@ func (a *Authenticator) filesOutside(envFile string) []string {
 // note, and the kubelet's environment file. It ends a running worker first. removed has the removed
 // files. left has the reasons why it kept a file although the name is one of ours.
 func (a *Authenticator) Reset(ctx context.Context, envFile string) (removed []string, left []error, err error) {
-	if !filepath.IsAbs(a.dir.Path()) {
-		return nil, nil, reason.AsFailure(a.invalid)
+	if !filepath.IsAbs(a.node.Dir().Path()) {
+		return nil, nil, reason.AsFailure(a.node.Invalid)
 	}
 	for _, path := range a.filesOutside(envFile) {
 		gone, err := cache.Remove(path)
@@ -69,7 +69,7 @@ func (a *Authenticator) Reset(ctx context.Context, envFile string) (removed []st
 			removed = append(removed, path)
 		}
 	}
-	if err := a.dir.Check(); err != nil {
+	if err := a.node.Dir().Check(); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			return removed, left, nil
 		}
@@ -88,10 +88,10 @@ func (a *Authenticator) Reset(ctx context.Context, envFile string) (removed []st
 func (a *Authenticator) endWorker(ctx context.Context) (*cache.Lock, error) {
 	ctx, cancel := context.WithTimeout(ctx, resetLockWait)
 	defer cancel()
-	if id := a.dir.Worker(); id.Alive() {
+	if id := a.node.Dir().Worker(); id.Alive() {
 		if err := syscall.Kill(id.PID, syscall.SIGKILL); err != nil {
 			return nil, reason.WorkerUnavailable.Failure("", fmt.Errorf("end worker %d: %w", id.PID, err))
 		}
 	}
-	return a.dir.WaitLock(ctx)
+	return a.node.Dir().WaitLock(ctx)
 }

@@ -234,9 +234,10 @@ func newNode(t *testing.T) *testNode {
 	n.api = &controller{registry: registry{t: t, slow: true}, decided: map[string]bool{}, hello: challenge, proof: n.issue}
 	server, ca := plugintest.TLSServer(t, n.api, nil)
 	seconds := int32(7200)
-	n.provider, n.expirationSeconds, n.providerID = n.tpm, &seconds, "x://y"
-	n.bootstrapKubeconfig = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(server.URL, ca), "token: abc"))
-	n.now = func() time.Time { return n.time }
+	n.expirationSeconds, n.providerID = &seconds, "x://y"
+	n.use(n.tpm)
+	n.node.Access.Bootstrap = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(server.URL, ca), "token: abc"))
+	n.node.Now = func() time.Time { return n.time }
 	return n
 }
 
@@ -293,7 +294,7 @@ func (n *testNode) workUntil(nth int) (killed Step, err error) {
 // pending returns the pending file, which has to be good.
 func (n *testNode) pending() *cache.Pending {
 	n.t.Helper()
-	pending, err := n.dir.Pending()
+	pending, err := n.node.Dir().Pending()
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -302,7 +303,7 @@ func (n *testNode) pending() *cache.Pending {
 
 // pendingFile is pending for goroutines that may not fail the test.
 func (n *testNode) pendingFile() *cache.Pending {
-	pending, err := n.dir.Pending()
+	pending, err := n.node.Dir().Pending()
 	if err != nil {
 		return nil
 	}
@@ -325,7 +326,7 @@ func (n *testNode) wantFiled(hellos, proofs int) {
 // wantState checks how the last worker ended: with a pause of this kind.
 func (n *testNode) wantState(why reason.Reason, pause reason.BackOff) *cache.State {
 	n.t.Helper()
-	state, err := n.dir.State()
+	state, err := n.node.Dir().State()
 	if err != nil || state.Last == nil {
 		n.t.Fatalf("state %+v, %v", state, err)
 	}
@@ -346,11 +347,11 @@ func (n *testNode) wantState(why reason.Reason, pause reason.BackOff) *cache.Sta
 func (n *testNode) wantInstalled() {
 	n.t.Helper()
 	_, proofs := n.api.split()
-	s := n.loadStatus()
-	if s.pair == nil || len(proofs) == 0 || !bytes.Equal(s.pair.Chain, proofs[len(proofs)-1].Status.Certificate) {
-		n.t.Fatalf("not installed: lack %v", s.problem)
+	s := n.node.Load()
+	if s.Pair == nil || len(proofs) == 0 || !bytes.Equal(s.Pair.Chain, proofs[len(proofs)-1].Status.Certificate) {
+		n.t.Fatalf("not installed: lack %v", s.Problem)
 	}
-	if _, err := os.Lstat(n.dir.File(cache.PendingFile)); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Lstat(n.node.Dir().File(cache.PendingFile)); !errors.Is(err, os.ErrNotExist) {
 		n.t.Errorf("a second copy of the key is left behind: %v", err)
 	}
 }
@@ -358,7 +359,7 @@ func (n *testNode) wantInstalled() {
 // wantNothingInstalled checks that there is no certificate.
 func (n *testNode) wantNothingInstalled() {
 	n.t.Helper()
-	if _, err := os.Lstat(n.dir.File(cache.CurrentFile)); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Lstat(n.node.Dir().File(cache.CurrentFile)); !errors.Is(err, os.ErrNotExist) {
 		n.t.Errorf("a certificate was installed: %v", err)
 	}
 }
@@ -509,8 +510,8 @@ func TestWorkersMayBeKilledOverAndOver(t *testing.T) {
 	if len(hellos) != 1 || len(proofs) != 1 {
 		t.Errorf("%d hellos and %d proofs", len(hellos), len(proofs))
 	}
-	if s := n.loadStatus(); s.pair == nil || !bytes.Equal(s.pair.Chain, proofs[0].Status.Certificate) {
-		t.Errorf("not installed: %v", s.problem)
+	if s := n.node.Load(); s.Pair == nil || !bytes.Equal(s.Pair.Chain, proofs[0].Status.Certificate) {
+		t.Errorf("not installed: %v", s.Problem)
 	}
 }
 
@@ -549,7 +550,7 @@ func TestHelloIsNoWayToACertificate(t *testing.T) {
 		"issued":           func(n *testNode, i int, o *csrObject) { n.issue(i, o) },
 		"approved, issued": func(n *testNode, i int, o *csrObject) { approve(i, o); n.issue(i, o) },
 		"issued, for the wrong node": func(n *testNode, i int, o *csrObject) {
-			o.Status.Certificate = sign(n.t, pkcs10Of(n.t, o.Spec.Request), ofNode("b"))
+			o.Status.Certificate = sign(n.t, pkcs10Of(n.t, o.Spec.Request), plugintest.OfNode("b"))
 		},
 		"issued, with an empty challenge": func(n *testNode, i int, o *csrObject) {
 			n.issue(i, o)
@@ -835,7 +836,7 @@ func TestVersionIsNegotiatedForAHelloThatWasTakenUp(t *testing.T) {
 			n.api.hello = func(int, *csrObject) {}
 			plugintest.MustFail(t, n.work(), reason.WaitingForSigner)
 			n.tpm = newChallenger()
-			n.provider = n.tpm
+			n.use(n.tpm)
 			n.api.mu.Lock()
 			denyVersion(c.served)(1, n.api.filed[0])
 			n.api.hello = challenge
@@ -1113,7 +1114,7 @@ func TestProviderGetsBackWhatLedToTheLastCertificate(t *testing.T) {
 				t.Errorf("%d, %s: it got back %q, want %q", i, c.name, asked.Remembered, c.got)
 			}
 		}
-		if state, err := n.dir.State(); err != nil || state.Remembered["fake"] != c.kept {
+		if state, err := n.node.Dir().State(); err != nil || state.Remembered["fake"] != c.kept {
 			t.Errorf("%d, %s: %q is kept, want %q, %v", i, c.name, state.Remembered["fake"], c.kept, err)
 		}
 		if c.name == "the next takes it up" && len(n.tpm.hellos) > 0 {
@@ -1122,18 +1123,18 @@ func TestProviderGetsBackWhatLedToTheLastCertificate(t *testing.T) {
 		n.later()
 	}
 	// A worker that died is noted by the next run.
-	state, err := n.dir.State()
+	state, err := n.node.Dir().State()
 	if err != nil {
 		t.Fatal(err)
 	}
 	state.Remembered = map[string]string{"fake": "z"}
 	writeState(t, n.Authenticator, state)
-	lock, err := n.dir.TryLock()
+	lock, err := n.node.Dir().TryLock()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer lock.Unlock()
-	if err := errors.Join(lock.NameWorker(asker), n.supervisor().recordDeath(lock, nodestate.ReadState(n.dir))); err != nil {
+	if err := errors.Join(lock.NameWorker(plugintest.Asker), n.supervisor().recordDeath(lock, nodestate.ReadState(n.node.Dir()))); err != nil {
 		t.Fatal(err)
 	}
 	if state := n.wantState(reason.WorkerUnavailable, reason.BackOffNone); state.Remembered["fake"] != "z" {
@@ -1151,11 +1152,11 @@ func TestBothRoundsGoUnderOneCredential(t *testing.T) {
 	}{
 		{"the same", func(*testing.T, *testNode) {}, 1},
 		{"another token", func(t *testing.T, n *testNode) {
-			data, err := os.ReadFile(n.bootstrapKubeconfig)
+			data, err := os.ReadFile(n.node.Access.Bootstrap)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := os.WriteFile(n.bootstrapKubeconfig, bytes.Replace(data, []byte("token: abc"), []byte("token: abd"), 1), 0o600); err != nil {
+			if err := os.WriteFile(n.node.Access.Bootstrap, bytes.Replace(data, []byte("token: abc"), []byte("token: abd"), 1), 0o600); err != nil {
 				t.Fatal(err)
 			}
 		}, 2},
@@ -1221,7 +1222,7 @@ func TestRequestWithARuledOutChoiceIsGivenUp(t *testing.T) {
 		}
 		n.later()
 		n.tpm.evidence, n.tpm.hellos = works, nil
-		n.provider = fakeChooser{n.tpm, allowed}
+		n.use(fakeChooser{n.tpm, allowed})
 		if err := n.work(); err != nil {
 			t.Fatal(err)
 		}
@@ -1254,7 +1255,7 @@ func TestKilledAfterInstallingStillRemembers(t *testing.T) {
 		if got := n.tpm.hellos; len(got) != 1 || got[0].Remembered != "ek" {
 			t.Errorf("killed before %s: the next hello got back %+v", step, got)
 		}
-		if state, err := n.dir.State(); err != nil || state.Remembered["fake"] != "ek" {
+		if state, err := n.node.Dir().State(); err != nil || state.Remembered["fake"] != "ek" {
 			t.Errorf("killed before %s: %q is kept, %v", step, state.Remembered, err)
 		}
 	}
@@ -1264,7 +1265,7 @@ func TestKilledAfterInstallingStillRemembers(t *testing.T) {
 // of another provider's.
 func TestStateOfAnotherReleaseStillRemembers(t *testing.T) {
 	n := newNode(t)
-	plugintest.Put(t, n.dir, cache.StateFile, []byte(`{"version":1,"remembered":{"fake":"ek","other":"x"},"added":true}`), 0o600)
+	plugintest.Put(t, n.node.Dir(), cache.StateFile, []byte(`{"version":1,"remembered":{"fake":"ek","other":"x"},"added":true}`), 0o600)
 	n.tpm.hello = func(context.Context, provider.Request) ([]byte, string, error) {
 		return []byte(`{"version":"fake/v3"}`), "new", nil
 	}
@@ -1274,7 +1275,7 @@ func TestStateOfAnotherReleaseStillRemembers(t *testing.T) {
 	if got := n.tpm.hellos[0].Remembered; got != "ek" {
 		t.Errorf("the hello got back %q", got)
 	}
-	if state, err := n.dir.State(); err != nil || state.Remembered["fake"] != "new" || state.Remembered["other"] != "x" {
+	if state, err := n.node.Dir().State(); err != nil || state.Remembered["fake"] != "new" || state.Remembered["other"] != "x" {
 		t.Errorf("%q is kept, %v", state.Remembered, err)
 	}
 }
@@ -1318,7 +1319,7 @@ func TestNoHellosWithoutEnd(t *testing.T) {
 				if err := n.work(); err == nil {
 					t.Fatal("it came to something")
 				}
-				if state, err := n.dir.State(); err == nil && state.NextAttempt.After(n.time) {
+				if state, err := n.node.Dir().State(); err == nil && state.NextAttempt.After(n.time) {
 					n.time = state.NextAttempt
 				}
 			}
@@ -1404,11 +1405,11 @@ func TestAnswerOfAnySortIsHandedOnAndNeverShown(t *testing.T) {
 func TestNothingSecretIsShown(t *testing.T) {
 	n := newNode(t)
 	const secret, token, remembered = "c2VjcmV0LWNoYWxsZW5nZQ", "abc.hunter2hunter2", "remembered-handle"
-	data, err := os.ReadFile(n.bootstrapKubeconfig)
+	data, err := os.ReadFile(n.node.Access.Bootstrap)
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.bootstrapKubeconfig = writeFile(t, t.TempDir(), "c.conf", strings.ReplaceAll(string(data), "token: abc", "token: "+token))
+	n.node.Access.Bootstrap = writeFile(t, t.TempDir(), "c.conf", strings.ReplaceAll(string(data), "token: abc", "token: "+token))
 	n.api.hello = func(_ int, o *csrObject) { annotate(o, attestation.AnnotationChallenge, secret) }
 	evidence := n.tpm.evidence
 	n.tpm.hello = func(context.Context, provider.Request) ([]byte, string, error) {
@@ -1427,7 +1428,7 @@ func TestNothingSecretIsShown(t *testing.T) {
 	ctx := log.context(t)
 	failure := plugintest.WantFailure(t, n.Work(ctx), reason.TPMError)
 	left := n.pending()
-	pendingFile, err := os.ReadFile(n.dir.File(cache.PendingFile))
+	pendingFile, err := os.ReadFile(n.node.Dir().File(cache.PendingFile))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -1435,7 +1436,7 @@ func TestNothingSecretIsShown(t *testing.T) {
 	if err := n.Work(ctx); err != nil {
 		t.Fatal(err)
 	}
-	stateFile, err := os.ReadFile(n.dir.File(cache.StateFile))
+	stateFile, err := os.ReadFile(n.node.Dir().File(cache.StateFile))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -1462,7 +1463,7 @@ func TestPendingFileOfTheEarlierFormat(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
 			challenged := n.provider
-			n.provider = plugintest.Provider{CanRenew: true, Signer: "example.com/signer"}
+			n.use(plugintest.Provider{CanRenew: true, Signer: "example.com/signer"})
 			n.api.proof = func(int, *csrObject) {}
 			plugintest.MustFail(t, n.work(), reason.WaitingForSigner)
 			old := n.pending()
@@ -1491,8 +1492,8 @@ func TestPendingFileOfTheEarlierFormat(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			plugintest.Put(t, n.dir, cache.PendingFile, data, 0o600)
-			n.provider = challenged
+			plugintest.Put(t, n.node.Dir(), cache.PendingFile, data, 0o600)
+			n.use(challenged)
 			n.api.mu.Lock()
 			n.api.proof = n.issue
 			clear(n.api.decided)
@@ -1516,7 +1517,7 @@ func TestPendingFileOfTheEarlierFormat(t *testing.T) {
 	// Denied for what ends a challenge, it had none: nothing would be better the next time.
 	t.Run("denied as expired", func(t *testing.T) {
 		n := newNode(t)
-		n.provider = plugintest.Provider{CanRenew: true, Signer: "example.com/signer"}
+		n.use(plugintest.Provider{CanRenew: true, Signer: "example.com/signer"})
 		n.api.proof = deny(attestation.ReasonExpired)
 		plugintest.MustFail(t, n.work(), reason.RequestDenied)
 		n.wantFiled(0, 1)
@@ -1527,7 +1528,7 @@ func TestPendingFileOfTheEarlierFormat(t *testing.T) {
 func TestDryRunShowsTheHello(t *testing.T) {
 	n := newNode(t)
 	writeState(t, n.Authenticator, &cache.State{Remembered: map[string]string{"fake": "ek", "other": "x"}})
-	before := plugintest.Snapshot(t, n.dir.Path())
+	before := plugintest.Snapshot(t, n.node.Dir().Path())
 	report := n.DryRun(t.Context())
 	if report.Failure != nil {
 		t.Fatal(report.Failure)
@@ -1541,7 +1542,7 @@ func TestDryRunShowsTheHello(t *testing.T) {
 	if got := n.tpm.hellos; len(got) != 1 || got[0].Remembered != "ek" || got[0].Version != "fake/v3" || got[0].SignerName != "example.com/signer" || len(n.tpm.proofs) > 0 {
 		t.Errorf("asked for %+v", got)
 	}
-	if after := plugintest.Snapshot(t, n.dir.Path()); after != before {
+	if after := plugintest.Snapshot(t, n.node.Dir().Path()); after != before {
 		t.Errorf("it wrote:\n%s\nbefore:\n%s", after, before)
 	}
 }
@@ -1600,8 +1601,8 @@ func newDeniedNode(t *testing.T) *testNode {
 			challenge(i, o)
 		}
 	}
-	plugintest.InstallPair(t, n.dir, plugintest.NewPair(t, dueSoon))
-	n.exec = execOf(t, n)
+	plugintest.InstallPair(t, n.node.Dir(), plugintest.NewPair(t, dueSoon))
+	n.ask(execOf(t, n))
 	return n
 }
 
@@ -1654,7 +1655,7 @@ func TestHelloOfTheBootstrapCredentialIsTakenUp(t *testing.T) {
 // execOf is client-go's question of the cluster that the bootstrap kubeconfig names.
 func execOf(t *testing.T, n *testNode) ExecInfo {
 	t.Helper()
-	to, err := n.node().BootstrapAccess()
+	to, err := n.node.Access.BootstrapAccess()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -1689,17 +1690,17 @@ func TestCertificateThatIsEarly(t *testing.T) {
 			var held *cache.Pair
 			if c.held != nil {
 				held = plugintest.NewPair(t, c.held)
-				plugintest.InstallPair(t, n.dir, held)
+				plugintest.InstallPair(t, n.node.Dir(), held)
 				rejectedNote(n.Authenticator, held) // so that it is to be replaced
 			}
 			err := n.work()
-			s := n.loadStatus()
+			s := n.node.Load()
 			if !c.taken {
 				failure := plugintest.WantFailure(t, err, reason.ClockWrong)
 				if !strings.Contains(failure.Error(), "2026-11-20T15:00:00Z") || !strings.Contains(failure.Error(), "2026-11-20T12:00:00Z") {
 					t.Errorf("it does not name both times: %v", failure)
 				}
-				if s.pair == nil || s.pair.Fingerprint() != held.Fingerprint() {
+				if s.Pair == nil || s.Pair.Fingerprint() != held.Fingerprint() {
 					t.Error("the certificate that was held is gone")
 				}
 				return
@@ -1708,8 +1709,8 @@ func TestCertificateThatIsEarly(t *testing.T) {
 				t.Fatal(err)
 			}
 			n.wantInstalled()
-			if s.remark == nil || !strings.Contains(s.remark.Error(), "2026-11-20T15:00:00Z") || !strings.Contains(s.remark.Error(), "2026-11-20T12:00:00Z") {
-				t.Errorf("remark %v", s.remark)
+			if s.Remark == nil || !strings.Contains(s.Remark.Error(), "2026-11-20T15:00:00Z") || !strings.Contains(s.Remark.Error(), "2026-11-20T12:00:00Z") {
+				t.Errorf("remark %v", s.Remark)
 			}
 		})
 	}
@@ -1718,8 +1719,8 @@ func TestCertificateThatIsEarly(t *testing.T) {
 // A certificate that has ended, and nothing to get another with: it may be the clock that is wrong.
 func TestEndedCertificateNamesBothTimes(t *testing.T) {
 	n := newNode(t)
-	plugintest.InstallPair(t, n.dir, plugintest.NewPair(t, func(c *x509.Certificate) { c.NotAfter = plugintest.Noon.Add(-time.Hour) }))
-	n.bootstrapKubeconfig += ".none"
+	plugintest.InstallPair(t, n.node.Dir(), plugintest.NewPair(t, func(c *x509.Certificate) { c.NotAfter = plugintest.Noon.Add(-time.Hour) }))
+	n.node.Access.Bootstrap += ".none"
 	failure := plugintest.WantFailure(t, n.work(), reason.NoBootstrap)
 	for _, says := range []string{"expired at 2026-11-20T11:00:00Z", "clock says 2026-11-20T12:00:00Z", "no bootstrap kubeconfig"} {
 		if !strings.Contains(failure.Error(), says) {
@@ -1737,8 +1738,8 @@ func TestClockBeforeTheBuildIsBlamed(t *testing.T) {
 	for built, want := range map[time.Time]reason.Reason{plugintest.Noon.Add(time.Hour): reason.ClockWrong, plugintest.Noon: reason.APIUntrusted, {}: reason.APIUntrusted} {
 		a := testAuthenticator(t)
 		a.built = built
-		plugintest.MustFail(t, reason.BlameClock(expired, a.now(), a.built), want)
-		plugintest.MustFail(t, reason.BlameClock(reason.APIUntrusted.Failure("", x509.UnknownAuthorityError{}), a.now(), a.built), reason.APIUntrusted)
+		plugintest.MustFail(t, reason.BlameClock(expired, a.node.Now(), a.built), want)
+		plugintest.MustFail(t, reason.BlameClock(reason.APIUntrusted.Failure("", x509.UnknownAuthorityError{}), a.node.Now(), a.built), reason.APIUntrusted)
 	}
 }
 
@@ -1753,7 +1754,7 @@ func TestIssuedCertificateOutlivesTheToken(t *testing.T) {
 	_, proofs := n.api.split()
 	n.issue(1, proofs[0])
 	n.api.mu.Unlock()
-	n.bootstrapKubeconfig += ".gone"
+	n.node.Access.Bootstrap += ".gone"
 	if err := n.work(); err != nil {
 		t.Fatal(err)
 	}

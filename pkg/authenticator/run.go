@@ -48,39 +48,39 @@ func (a *Answer) caution(p provider.Provider) {
 func (a *Authenticator) Run(ctx context.Context) (*Answer, error) {
 	answer := &Answer{}
 	a.step(stepStatus)
-	status := a.loadStatus()
-	if a.invalid != nil {
-		if status.pair == nil {
-			return answer, reason.AsFailure(a.invalid)
+	status := a.node.Load()
+	if a.node.Invalid != nil {
+		if status.Pair == nil {
+			return answer, reason.AsFailure(a.node.Invalid)
 		}
-		status.due = "the configuration is wrong" // so that client-go runs the plugin again soon
-		answer.Remarks = append(answer.Remarks, a.invalid)
+		status.Due = "the configuration is wrong" // so that client-go runs the plugin again soon
+		answer.Remarks = append(answer.Remarks, a.node.Invalid)
 		return a.print(status, answer)
 	}
 	a.noticeRejection(ctx, &status)
 	var failure error
 	switch {
-	case status.permanent:
-		return answer, reason.AsFailure(status.problem)
-	case status.pair == nil:
+	case status.Permanent:
+		return answer, reason.AsFailure(status.Problem)
+	case status.Pair == nil:
 		status, failure = a.supervisor().awaitWorker(ctx, status, a.waitTimeout, answer)
-	case status.due != "":
+	case status.Due != "":
 		if wait := a.renewalBudget(status); wait > 0 {
 			status, failure = a.supervisor().awaitWorker(ctx, status, wait, answer)
 		} else if failure = a.supervisor().ensureWorker(status, answer); errors.Is(failure, cache.ErrLocked) && a.supervisor().isStarting() {
 			failure = nil
 		}
-		if failure == nil && status.due != "" {
+		if failure == nil && status.Due != "" {
 			failure = a.lastWorkerFailure()
 		}
-	case status.checkDue(a):
-		status.checkNotStarted = !a.supervisor().ensureCheck(status)
+	case status.CheckDue():
+		status.CheckNotStarted = !a.supervisor().ensureCheck(status)
 	}
-	if status.pair == nil {
-		return answer, status.explain(failure)
+	if status.Pair == nil {
+		return answer, status.Explain(failure)
 	}
 	if failure != nil {
-		answer.Remarks = append(answer.Remarks, fmt.Errorf("certificate of node %q is still served, but %s: %w", status.pair.NodeName(), status.due, failure))
+		answer.Remarks = append(answer.Remarks, fmt.Errorf("certificate of node %q is still served, but %s: %w", status.Pair.NodeName(), status.Due, failure))
 	}
 	return a.print(status, answer)
 }
@@ -95,9 +95,9 @@ const lastMoments = 2 * nodestate.Nearest
 // is 0 if the one on disk can still be used: the next run, after at most 30 s, finds the new one. A
 // run waits if the certificate is about to end, the API server rejects it, or it is another
 // cluster's.
-func (a *Authenticator) renewalBudget(status certificateStatus) time.Duration {
-	left := status.pair.Leaf.NotAfter.Sub(a.now())
-	if left > lastMoments && !status.rejected && !status.foreign {
+func (a *Authenticator) renewalBudget(status nodestate.Status) time.Duration {
+	left := status.Pair.Leaf.NotAfter.Sub(a.node.Now())
+	if left > lastMoments && !status.Rejected && !status.Foreign {
 		return 0
 	}
 	return min(a.renewalWait, left)
@@ -105,7 +105,7 @@ func (a *Authenticator) renewalBudget(status certificateStatus) time.Duration {
 
 // lastWorkerFailure returns why the last worker got no certificate, nil if it did.
 func (a *Authenticator) lastWorkerFailure() error {
-	state := nodestate.ReadState(a.dir)
+	state := nodestate.ReadState(a.node.Dir())
 	if state.Last == nil || state.Last.Reason == "" {
 		return nil
 	}
@@ -113,13 +113,13 @@ func (a *Authenticator) lastWorkerFailure() error {
 }
 
 // print returns the credential, and writes the note about it for the next run.
-func (a *Authenticator) print(status certificateStatus, answer *Answer) (*Answer, error) {
+func (a *Authenticator) print(status nodestate.Status, answer *Answer) (*Answer, error) {
 	a.step(stepPrint)
-	if status.remark != nil {
-		answer.Remarks = append(answer.Remarks, status.remark)
+	if status.Remark != nil {
+		answer.Remarks = append(answer.Remarks, status.Remark)
 	}
-	expiration := a.expiration(status, a.now())
-	data, err := a.exec.render(status.pair, expiration)
+	expiration := status.Expiration(a.node.Now())
+	data, err := a.exec.render(status.Pair, expiration)
 	if err != nil {
 		return answer, reason.AsFailure(err)
 	}
@@ -130,27 +130,18 @@ func (a *Authenticator) print(status certificateStatus, answer *Answer) (*Answer
 	return answer, nil
 }
 
-// expiration returns the expirationTimestamp. client-go runs the plugin again then.
-func (a *Authenticator) expiration(status certificateStatus, now time.Time) time.Time {
-	expiration := status.bound(a, now, nodestate.SteadyExpiration(status.pair.Leaf, a.renews() || a.provider == nil))
-	if status.due != "" || !expiration.After(now) {
-		expiration = a.near(status.pair, now)
-	}
-	return expiration
-}
-
 // noteAnswer writes the note about this answer. It keeps the time of the last review, even if that
 // was about another certificate.
-func (a *Authenticator) noteAnswer(status certificateStatus, until time.Time) {
-	n := status.note
-	n.Parent, n.Certificate, n.Until = a.parent, status.pair.Fingerprint(), until.Unix()
-	n.Rejected = n.Rejected && n.Certificate == status.note.Certificate
-	if n == status.note {
+func (a *Authenticator) noteAnswer(status nodestate.Status, until time.Time) {
+	n := status.Note
+	n.Parent, n.Certificate, n.Until = a.parent, status.Pair.Fingerprint(), until.Unix()
+	n.Rejected = n.Rejected && n.Certificate == status.Note.Certificate
+	if n == status.Note {
 		return
 	}
 	// A worker may have recorded a rejection meanwhile.
-	if latest := a.note.read(); latest.Certificate == n.Certificate {
+	if latest := a.node.Note.Read(); latest.Certificate == n.Certificate {
 		n.Rejected = latest.Rejected
 	}
-	a.note.write(n)
+	a.node.Note.Write(n)
 }

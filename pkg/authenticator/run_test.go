@@ -63,19 +63,19 @@ func workerThat(t testing.TB, does func()) func() (process.ID, error) {
 func TestRunPrintsAValidCertificateAndDoesNothingElse(t *testing.T) {
 	a := testAuthenticator(t)
 	pair := plugintest.NewPair(t, nil)
-	plugintest.InstallPair(t, a.dir, pair)
-	before := plugintest.Snapshot(t, a.dir.Path())
+	plugintest.InstallPair(t, a.node.Dir(), pair)
+	before := plugintest.Snapshot(t, a.node.Dir().Path())
 	first, err := a.Run(t.Context())
 	if err != nil || len(first.Remarks) > 0 {
 		t.Fatalf("%v, %v", first.Remarks, err)
 	}
 	now := plugintest.Noon.Add(4*time.Hour + 3*time.Millisecond)
-	a.now = func() time.Time { return now }
+	a.node.Now = func() time.Time { return now }
 	second, err := a.Run(t.Context())
 	if err != nil || !bytes.Equal(first.Credential, second.Credential) {
 		t.Errorf("hours later it prints something else: %v", err)
 	}
-	if after := plugintest.Snapshot(t, a.dir.Path()); after != before {
+	if after := plugintest.Snapshot(t, a.node.Dir().Path()); after != before {
 		t.Errorf("it left something behind:\n%s\nnow\n%s", before, after)
 	}
 	status := printed(t, first)
@@ -87,17 +87,17 @@ func TestRunPrintsAValidCertificateAndDoesNothingElse(t *testing.T) {
 func TestRunNotesWhatItPrintedForAParentOnly(t *testing.T) {
 	a := testAuthenticator(t)
 	pair := plugintest.NewPair(t, nil)
-	plugintest.InstallPair(t, a.dir, pair)
-	if _, err := a.Run(t.Context()); err != nil || a.note.read() != (note{}) {
-		t.Errorf("a person's call was noted: %+v, %v", a.note.read(), err)
+	plugintest.InstallPair(t, a.node.Dir(), pair)
+	if _, err := a.Run(t.Context()); err != nil || a.node.Note.Read() != (nodestate.Note{}) {
+		t.Errorf("a person's call was noted: %+v, %v", a.node.Note.Read(), err)
 	}
-	a.parent = asker
+	a.parent = plugintest.Asker
 	answer, err := a.Run(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := note{Parent: asker, Certificate: pair.Fingerprint(), Until: printed(t, answer).ExpirationTimestamp.Unix()}
-	if got := a.note.read(); got != want {
+	want := nodestate.Note{Parent: plugintest.Asker, Certificate: pair.Fingerprint(), Until: printed(t, answer).ExpirationTimestamp.Unix()}
+	if got := a.node.Note.Read(); got != want {
 		t.Errorf("note %+v, want %+v", got, want)
 	}
 }
@@ -120,14 +120,14 @@ func TestRunPrintsTheOldCertificateWhileARenewalFails(t *testing.T) {
 		}, "denied"},
 		"the last one was denied a moment ago": {func(t *testing.T, a *Authenticator) { writeState(t, a, failure) }, "denied (next attempt in 1m0s)"},
 		"another process holds the lock": {func(t *testing.T, a *Authenticator) {
-			lock, err := a.dir.TryLock()
+			lock, err := a.node.Dir().TryLock()
 			if err != nil {
 				t.Fatal(err)
 			}
 			t.Cleanup(lock.Unlock)
 		}, "held by another process"},
 		"a directory is in the lock's place": {func(t *testing.T, a *Authenticator) {
-			if err := os.Mkdir(a.dir.File(cache.LockFile), 0o700); err != nil {
+			if err := os.Mkdir(a.node.Dir().File(cache.LockFile), 0o700); err != nil {
 				t.Fatal(err)
 			}
 		}, "no worker was to be started"},
@@ -135,7 +135,7 @@ func TestRunPrintsTheOldCertificateWhileARenewalFails(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a := testAuthenticator(t)
 			pair := plugintest.NewPair(t, dueSoon)
-			plugintest.InstallPair(t, a.dir, pair)
+			plugintest.InstallPair(t, a.node.Dir(), pair)
 			c.prepare(t, a)
 			began := time.Now()
 			answer, err := a.Run(t.Context())
@@ -162,12 +162,12 @@ func TestRunPrintsTheOldCertificateWhileARenewalFails(t *testing.T) {
 // Another run holds the lock while it starts the worker. That is no failure.
 func TestRunBesideOneThatStartsTheWorker(t *testing.T) {
 	a := testAuthenticator(t)
-	plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, dueSoon))
+	plugintest.InstallPair(t, a.node.Dir(), plugintest.NewPair(t, dueSoon))
 	self, err := process.Of(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
 	}
-	lock, err := a.dir.TryLock()
+	lock, err := a.node.Dir().TryLock()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -187,7 +187,7 @@ func workerThatInstalls(t *testing.T, a *Authenticator, fresh *cache.Pair, after
 	t.Helper()
 	return workerThat(t, func() {
 		time.Sleep(after)
-		lock, err := a.dir.WaitLock(t.Context())
+		lock, err := a.node.Dir().WaitLock(t.Context())
 		if err == nil {
 			err = lock.Install(fresh)
 			lock.Unlock()
@@ -220,10 +220,10 @@ func TestRunWaitsOnlyIfTheCertificateIsNoUse(t *testing.T) {
 			var old *cache.Pair
 			if c.old != nil {
 				old = plugintest.NewPair(t, c.old)
-				plugintest.InstallPair(t, a.dir, old)
+				plugintest.InstallPair(t, a.node.Dir(), old)
 			}
 			if name == "one that others could read" {
-				if err := os.Chmod(a.dir.File(cache.CurrentFile), 0o644); err != nil {
+				if err := os.Chmod(a.node.Dir().File(cache.CurrentFile), 0o644); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -245,7 +245,7 @@ func TestRunWaitsOnlyIfTheCertificateIsNoUse(t *testing.T) {
 				t.Errorf("client-go asks for the new one after %v", until)
 			}
 			// the worker ends before its directory
-			for a.dir.Stamp(cache.CurrentFile) == (cache.Stamp{}) || a.loadStatus().pair == nil || a.loadStatus().due != "" {
+			for a.node.Dir().Stamp(cache.CurrentFile) == (cache.Stamp{}) || a.node.Load().Pair == nil || a.node.Load().Due != "" {
 				time.Sleep(leastPause)
 			}
 		})
@@ -259,7 +259,7 @@ func TestRunThatWaitsReadsLittle(t *testing.T) {
 	a.waitTimeout = statusInterval + statusInterval/2
 	a.startWorker = workerThat(t, func() {})
 	reads := 0
-	a.now = func() time.Time { reads++; return plugintest.Noon }
+	a.node.Now = func() time.Time { reads++; return plugintest.Noon }
 	_, err := a.Run(t.Context())
 	plugintest.MustFail(t, err, reason.WorkerUnavailable)
 	if reads > 20 {
@@ -272,7 +272,7 @@ func TestRunThatWaitsReadsLittle(t *testing.T) {
 func TestRunReturnsTheWorkersFailure(t *testing.T) {
 	a := testAuthenticator(t)
 	a.startWorker = workerThat(t, func() {
-		lock, err := a.dir.WaitLock(t.Context())
+		lock, err := a.node.Dir().WaitLock(t.Context())
 		if err == nil {
 			err = lock.SetState(&cache.State{Failures: 1, Last: &cache.Result{Reason: string(reason.RequestDenied), Message: "denied by x", Hint: "ask x", Finished: plugintest.Noon}, NextAttempt: plugintest.Noon.Add(30 * time.Second)})
 			err = errors.Join(err, lock.NameWorker(process.ID{})) // it has ended
@@ -297,8 +297,8 @@ func TestRunReturnsTheWorkersFailure(t *testing.T) {
 // certificate says whose is there.
 func TestRunNamesTheOtherNode(t *testing.T) {
 	a := testAuthenticator(t)
-	a.nodeName = "a"
-	plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, ofNode("b")))
+	a.node.Name = "a"
+	plugintest.InstallPair(t, a.node.Dir(), plugintest.NewPair(t, plugintest.OfNode("b")))
 	a.startWorker = func() (process.ID, error) { return process.ID{}, errors.New("no worker") }
 	_, err := a.Run(t.Context())
 	failure := plugintest.WantFailure(t, err, reason.WorkerUnavailable)
@@ -337,7 +337,7 @@ func TestWorkersThatDieAreBackedOffFrom(t *testing.T) {
 	if n := starts.Load(); n != 2 {
 		t.Errorf("%d were started", n)
 	}
-	a.now = func() time.Time { return plugintest.Noon.Add(3 * time.Second) }
+	a.node.Now = func() time.Time { return plugintest.Noon.Add(3 * time.Second) }
 	_, err := a.Run(t.Context())
 	_ = plugintest.WantFailure(t, err, reason.WorkerUnavailable)
 	if n := starts.Load(); n != 3 {
@@ -368,7 +368,7 @@ func TestResultOfTheFutureIsNoReasonToWait(t *testing.T) {
 
 func writeState(t *testing.T, a *Authenticator, state *cache.State) {
 	t.Helper()
-	lock, err := a.dir.TryLock()
+	lock, err := a.node.Dir().TryLock()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -418,7 +418,7 @@ func TestRunLooksAgainUnderTheLock(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := testAuthenticator(t) // its StartWorker fails
-			lock, err := a.dir.TryLock()
+			lock, err := a.node.Dir().TryLock()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -429,7 +429,7 @@ func TestRunLooksAgainUnderTheLock(t *testing.T) {
 				}
 				lock.Unlock()
 			}
-			if started, err := a.supervisor().startUnlessRunning(certificateStatus{}); started || err != nil && !errors.Is(err, cache.ErrLocked) {
+			if started, err := a.supervisor().startUnlessRunning(nodestate.Status{}); started || err != nil && !errors.Is(err, cache.ErrLocked) {
 				t.Errorf("started %v, %v", started, err)
 			}
 		})
@@ -441,21 +441,21 @@ func TestRunUnderAWrongConfiguration(t *testing.T) {
 	for _, renews := range []bool{true, false} {
 		a := testAuthenticator(t)
 		if !renews {
-			a.provider = nil // there is none under a configuration that names none
+			a.use(nil) // there is none under a configuration that names none
 		}
 		wrong := reason.Configuration.Failure("hint", errors.New("certDir: wrong"))
-		a.invalid = wrong
+		a.node.Invalid = wrong
 		if answer, err := a.Run(t.Context()); !errors.Is(err, wrong) || len(answer.Credential) > 0 {
 			t.Errorf("without a certificate: %q, %v", answer.Credential, err)
 		}
 		pair := plugintest.NewPair(t, dueSoon)
-		plugintest.InstallPair(t, a.dir, pair)
-		before := plugintest.Snapshot(t, a.dir.Path())
+		plugintest.InstallPair(t, a.node.Dir(), pair)
+		before := plugintest.Snapshot(t, a.node.Dir().Path())
 		answer, err := a.Run(t.Context())
 		if err != nil || len(answer.Remarks) != 1 || !errors.Is(answer.Remarks[0], wrong) || printed(t, answer).ClientCertificateData != string(pair.Chain) {
 			t.Errorf("with a certificate: %v, %v", answer.Remarks, err)
 		}
-		if after := plugintest.Snapshot(t, a.dir.Path()); after != before {
+		if after := plugintest.Snapshot(t, a.node.Dir().Path()); after != before {
 			t.Errorf("something was written:\n%s", after)
 		}
 	}
@@ -465,16 +465,16 @@ func TestRunUnderAWrongConfiguration(t *testing.T) {
 // is wrong.
 func TestRunPrintsARejectedCertificate(t *testing.T) {
 	a := testAuthenticator(t)
-	a.parent = asker
+	a.parent = plugintest.Asker
 	pair := plugintest.NewPair(t, nil)
-	plugintest.InstallPair(t, a.dir, pair)
-	rejected := note{Parent: asker, Certificate: pair.Fingerprint(), Until: plugintest.Noon.Unix() - 1, Reviewed: plugintest.Noon.Unix() - 1, Rejected: true}
-	a.note.write(rejected)
+	plugintest.InstallPair(t, a.node.Dir(), pair)
+	rejected := nodestate.Note{Parent: plugintest.Asker, Certificate: pair.Fingerprint(), Until: plugintest.Noon.Unix() - 1, Reviewed: plugintest.Noon.Unix() - 1, Rejected: true}
+	a.node.Note.Write(rejected)
 	answer, err := a.Run(t.Context())
 	if err != nil || len(answer.Remarks) != 1 || printed(t, answer).ClientCertificateData != string(pair.Chain) {
 		t.Fatalf("%v, %v", answer.Remarks, err)
 	}
-	got := a.note.read()
+	got := a.node.Note.Read()
 	if !got.Rejected || got.Reviewed != rejected.Reviewed || got.Until <= plugintest.Noon.Unix() {
 		t.Errorf("what is known of it got lost: %+v", got)
 	}
@@ -485,15 +485,15 @@ func TestRunPrintsARejectedCertificate(t *testing.T) {
 func TestRunNeverGivesATimeThatIsPast(t *testing.T) {
 	for _, left := range []time.Duration{time.Hour, time.Minute, 59 * time.Second, 2 * time.Second, 100 * time.Millisecond} {
 		a := testAuthenticator(t)
-		a.provider = plugintest.Provider{}
-		plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, func(c *x509.Certificate) { c.NotAfter = plugintest.Noon.Add(24 * time.Hour) }))
-		a.now = func() time.Time { return plugintest.Noon.Add(24*time.Hour - left) }
+		a.use(plugintest.Provider{})
+		plugintest.InstallPair(t, a.node.Dir(), plugintest.NewPair(t, func(c *x509.Certificate) { c.NotAfter = plugintest.Noon.Add(24 * time.Hour) }))
+		a.node.Now = func() time.Time { return plugintest.Noon.Add(24*time.Hour - left) }
 		answer, err := a.Run(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		if at := printed(t, answer).ExpirationTimestamp; !at.After(a.now()) {
-			t.Errorf("with %v left: %v from now", left, at.Sub(a.now()))
+		if at := printed(t, answer).ExpirationTimestamp; !at.After(a.node.Now()) {
+			t.Errorf("with %v left: %v from now", left, at.Sub(a.node.Now()))
 		}
 	}
 }
@@ -503,20 +503,20 @@ func TestRunNeverGivesATimeThatIsPast(t *testing.T) {
 func TestRunKeepsTheRejectionWithItsCertificate(t *testing.T) {
 	pair, other := plugintest.NewPair(t, nil), plugintest.NewPair(t, nil)
 	for name, c := range map[string]struct {
-		read, latest note
+		read, latest nodestate.Note
 		want         bool
 	}{
-		"rejected before":       {note{Certificate: pair.Fingerprint(), Rejected: true}, note{Certificate: pair.Fingerprint(), Rejected: true}, true},
-		"another was rejected":  {note{Certificate: other.Fingerprint(), Rejected: true}, note{Certificate: other.Fingerprint(), Rejected: true}, false},
-		"rejected meanwhile":    {note{}, note{Certificate: pair.Fingerprint(), Rejected: true}, true},
-		"another was meanwhile": {note{}, note{Certificate: other.Fingerprint(), Rejected: true}, false},
+		"rejected before":       {nodestate.Note{Certificate: pair.Fingerprint(), Rejected: true}, nodestate.Note{Certificate: pair.Fingerprint(), Rejected: true}, true},
+		"another was rejected":  {nodestate.Note{Certificate: other.Fingerprint(), Rejected: true}, nodestate.Note{Certificate: other.Fingerprint(), Rejected: true}, false},
+		"rejected meanwhile":    {nodestate.Note{}, nodestate.Note{Certificate: pair.Fingerprint(), Rejected: true}, true},
+		"another was meanwhile": {nodestate.Note{}, nodestate.Note{Certificate: other.Fingerprint(), Rejected: true}, false},
 	} {
 		a := testAuthenticator(t)
-		a.parent = asker
-		a.note.write(c.latest)
-		a.noteAnswer(certificateStatus{pair: pair, note: c.read}, plugintest.Noon.Add(time.Hour))
-		want := note{Parent: asker, Certificate: pair.Fingerprint(), Until: plugintest.Noon.Add(time.Hour).Unix(), Rejected: c.want}
-		if got := a.note.read(); got != want {
+		a.parent = plugintest.Asker
+		a.node.Note.Write(c.latest)
+		a.noteAnswer(nodestate.Status{Pair: pair, Note: c.read}, plugintest.Noon.Add(time.Hour))
+		want := nodestate.Note{Parent: plugintest.Asker, Certificate: pair.Fingerprint(), Until: plugintest.Noon.Add(time.Hour).Unix(), Rejected: c.want}
+		if got := a.node.Note.Read(); got != want {
 			t.Errorf("%s: %+v, want %+v", name, got, want)
 		}
 	}
@@ -542,7 +542,7 @@ func TestRunEndsAWorkerThatIsStuck(t *testing.T) {
 			}
 			a := testAuthenticator(t)
 			a.workerDeadline = c.deadline
-			lock, err := a.dir.TryLock()
+			lock, err := a.node.Dir().TryLock()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -577,15 +577,15 @@ func TestRunRefusesAForeignDirectoryAtOnce(t *testing.T) {
 		t.Error("a worker was started for a directory that it cannot use")
 		return process.ID{}, errors.New("no")
 	}
-	plugintest.InstallPair(t, a.dir, plugintest.NewPair(t, nil))
-	if err := os.Chmod(a.dir.Path(), 0o777); err != nil {
+	plugintest.InstallPair(t, a.node.Dir(), plugintest.NewPair(t, nil))
+	if err := os.Chmod(a.node.Dir().Path(), 0o777); err != nil {
 		t.Fatal(err)
 	}
 	answer, err := a.Run(t.Context())
 	if failure := plugintest.WantFailure(t, err, reason.DirectoryRefused); failure.Hint == "" || len(answer.Credential) > 0 {
 		t.Errorf("%v", failure)
 	}
-	if left, err := filepath.Glob(filepath.Dir(a.dir.Path()) + "/*"); err != nil || len(left) != 1 {
+	if left, err := filepath.Glob(filepath.Dir(a.node.Dir().Path()) + "/*"); err != nil || len(left) != 1 {
 		t.Errorf("it was touched: %q, %v", left, err)
 	}
 }

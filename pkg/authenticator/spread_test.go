@@ -22,7 +22,7 @@ func postponed(t *testing.T) (*Authenticator, *announcer, *cache.Pair) {
 	pair := plugintest.NewPair(t, func(c *x509.Certificate) {
 		c.NotBefore, c.NotAfter = plugintest.Noon.Add(-22*time.Hour), plugintest.Noon.Add(2*time.Hour)
 	})
-	plugintest.InstallPair(t, a.dir, pair)
+	plugintest.InstallPair(t, a.node.Dir(), pair)
 	before, state := plugintest.Noon.Add(-time.Minute), &cache.State{}
 	for range spreadFrom {
 		addFailure(state, &cache.Result{Reason: string(reason.APIUnreachable), Message: "away", Finished: before}, 0, pair.Leaf.NotAfter, before)
@@ -44,18 +44,18 @@ func TestOnlyAgeWaitsToTheEndOfThePause(t *testing.T) {
 	}{
 		"its age": {func(*Authenticator, *cache.Pair) {}, false},
 		"was read": {func(a *Authenticator, _ *cache.Pair) {
-			if err := os.Chmod(a.dir.File(cache.CurrentFile), 0o644); err != nil {
+			if err := os.Chmod(a.node.Dir().File(cache.CurrentFile), 0o644); err != nil {
 				t.Fatal(err)
 			}
 		}, true},
 		"rejected": {func(a *Authenticator, pair *cache.Pair) {
-			a.note = rejectedNote(a, pair)
-			a.bootstrapKubeconfig = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(a.exec.Cluster.Server, a.exec.Cluster.CertificateAuthorityData), "token: abc"))
+			a.node.Note = rejectedNote(a, pair)
+			a.node.Access.Bootstrap = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(a.exec.Cluster.Server, a.exec.Cluster.CertificateAuthorityData), "token: abc"))
 		}, true},
 		"a renewal": {func(a *Authenticator, pair *cache.Pair) { announce(t, a, pair, plugintest.Noon.Add(-time.Hour)) }, true},
 		"lost": {func(a *Authenticator, _ *cache.Pair) {
-			a.bootstrapKubeconfig = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(a.exec.Cluster.Server, a.exec.Cluster.CertificateAuthorityData), "token: abc"))
-			if err := os.Remove(a.dir.File(cache.CurrentFile)); err != nil {
+			a.node.Access.Bootstrap = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(a.exec.Cluster.Server, a.exec.Cluster.CertificateAuthorityData), "token: abc"))
+			if err := os.Remove(a.node.Dir().File(cache.CurrentFile)); err != nil {
 				t.Fatal(err)
 			}
 		}, true},
@@ -90,16 +90,16 @@ func TestChecksGoOnInThePause(t *testing.T) {
 			if _, err := a.Run(t.Context()); err != nil || starts != 1 {
 				t.Errorf("a run starts %d workers, %v", starts, err)
 			}
-			plugintest.Put(t, a.dir, cache.LockFile, nil, 0o600)
-			before, _ := a.dir.State()
+			plugintest.Put(t, a.node.Dir(), cache.LockFile, nil, 0o600)
+			before, _ := a.node.Dir().State()
 			if err := a.Work(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			now, err := a.dir.Current()
+			now, err := a.node.Dir().Current()
 			if err != nil || (now.Fingerprint() != pair.Fingerprint()) != c.renews {
 				t.Errorf("renewed: %v, %v", api.filed, err)
 			}
-			state, err := a.dir.State()
+			state, err := a.node.Dir().State()
 			if err != nil || !c.renews && (state.Failures != spreadFrom || !state.NextAttempt.Equal(before.NextAttempt) || state.Last.Reason != string(reason.APIUnreachable)) {
 				t.Errorf("the check changes the pause: %+v, %v", state, err)
 			}

@@ -43,13 +43,13 @@ func (a *Authenticator) supervisor() supervisor { return supervisor{a, func() {}
 
 // awaitWorker starts the worker if none runs, and waits for its certificate, at most for budget. It
 // returns the new status, or the old one with the reason why it is no better.
-func (s supervisor) awaitWorker(ctx context.Context, before certificateStatus, budget time.Duration, answer *Answer) (certificateStatus, error) {
+func (s supervisor) awaitWorker(ctx context.Context, before nodestate.Status, budget time.Duration, answer *Answer) (nodestate.Status, error) {
 	ctx, cancel := context.WithTimeout(ctx, budget)
 	defer cancel()
 	began := time.Now()
 	for {
 		seen := s.stamps() // before reading the files, so that a change in between is noticed below
-		if status := s.plugin.loadStatus(); status.betterThan(before) {
+		if status := s.plugin.node.Load(); status.BetterThan(before) {
 			return status, nil
 		}
 		if err := s.ensureWorker(before, answer); err != nil && !errors.Is(err, cache.ErrLocked) {
@@ -66,7 +66,7 @@ func (s supervisor) awaitWorker(ctx context.Context, before certificateStatus, b
 // back-off it returns the last worker's error. It returns cache.ErrLocked if another process has
 // the lock. That may be a run that starts a worker, a worker before it recorded its process ID, or
 // another program.
-func (s supervisor) ensureWorker(before certificateStatus, answer *Answer) error {
+func (s supervisor) ensureWorker(before nodestate.Status, answer *Answer) error {
 	if s.workerRuns() {
 		return nil
 	}
@@ -94,7 +94,7 @@ func (s supervisor) isStarting() bool {
 
 // stamps returns the stamps of the files that the worker writes for waiting runs.
 func (s supervisor) stamps() [2]cache.Stamp {
-	return [...]cache.Stamp{s.plugin.dir.Stamp(cache.CurrentFile), s.plugin.dir.Stamp(cache.StateFile)}
+	return [...]cache.Stamp{s.plugin.node.Dir().Stamp(cache.CurrentFile), s.plugin.node.Dir().Stamp(cache.StateFile)}
 }
 
 // awaitChange returns when the state may have changed: one of the worker's files has changed, no
@@ -108,7 +108,7 @@ func (s supervisor) awaitChange(ctx context.Context, seen [2]cache.Stamp, began 
 			return false
 		case <-time.After(pause):
 		}
-		if s.stamps() != seen || !s.plugin.dir.Worker().Alive() || time.Now().After(again) {
+		if s.stamps() != seen || !s.plugin.node.Dir().Worker().Alive() || time.Now().After(again) {
 			return true
 		}
 	}
@@ -117,7 +117,7 @@ func (s supervisor) awaitChange(ctx context.Context, seen [2]cache.Stamp, began 
 // workerRuns reports whether a worker is alive. It kills a worker that is long past its deadline,
 // since that one is stopped or stuck.
 func (s supervisor) workerRuns() bool {
-	id := s.plugin.dir.Worker()
+	id := s.plugin.node.Dir().Worker()
 	if !id.Alive() {
 		return false
 	}
@@ -130,22 +130,21 @@ func (s supervisor) workerRuns() bool {
 // startUnlessRunning starts a worker, unless one runs. During the back-off it starts none, and
 // returns the last worker's error. It holds the lock, so only one of many concurrent runs starts a
 // worker.
-func (s supervisor) startUnlessRunning(before certificateStatus) (started bool, err error) {
-	lock, err := s.plugin.dir.TryLock()
+func (s supervisor) startUnlessRunning(before nodestate.Status) (started bool, err error) {
+	lock, err := s.plugin.node.Dir().TryLock()
 	if err != nil {
 		return false, err
 	}
 	defer lock.Unlock()
-	status := s.plugin.loadStatus()
-	if s.workerRuns() || status.betterThan(before) && !status.checkDue(s.plugin) {
+	status := s.plugin.node.Load()
+	if s.workerRuns() || status.BetterThan(before) && !status.CheckDue() {
 		return false, nil
 	}
-	state := nodestate.ReadState(s.plugin.dir)
-	if err := s.recordDeath(lock, state); err != nil {
+	if err := s.recordDeath(lock, status.State); err != nil {
 		return false, err
 	}
-	if wait := status.untilStart(s.plugin, state); wait > 0 {
-		return false, lastFailure(state.Last, wait)
+	if wait := status.UntilStart(); wait > 0 {
+		return false, lastFailure(status.State.Last, wait)
 	}
 	// This notices a full disk before a process is started.
 	if err := lock.NameWorker(process.ID{}); err != nil {
@@ -162,16 +161,16 @@ func (s supervisor) startUnlessRunning(before certificateStatus) (started bool, 
 // whyNotYet returns the Failure of a run that has waited for its whole budget.
 func (s supervisor) whyNotYet(waited time.Duration) error {
 	const hint = "the worker continues, and the next run continues with the same request"
-	if pending, err := s.plugin.dir.Pending(); err == nil && pending != nil {
+	if pending, err := s.plugin.node.Dir().Pending(); err == nil && pending != nil {
 		if pending.Last().UID != "" {
-			failure := stillWaiting(pending, nodestate.ReadState(s.plugin.dir))
+			failure := stillWaiting(pending, nodestate.ReadState(s.plugin.node.Dir()))
 			return failure.Reason.Failure(failure.Hint+"; "+hint, fmt.Errorf("after %s: %w", waited, failure))
 		}
 		return reason.APIUnreachable.Failure(hint, fmt.Errorf("%s: no answer within %s", pending.Cluster.Server, waited))
 	}
-	if !s.plugin.dir.Worker().Alive() {
-		return reason.WorkerUnavailable.Failure("find who holds it with: fuser -v "+s.plugin.dir.File(cache.LockFile),
-			fmt.Errorf("%s: held by another process for %s", s.plugin.dir.File(cache.LockFile), waited))
+	if !s.plugin.node.Dir().Worker().Alive() {
+		return reason.WorkerUnavailable.Failure("find who holds it with: fuser -v "+s.plugin.node.Dir().File(cache.LockFile),
+			fmt.Errorf("%s: held by another process for %s", s.plugin.node.Dir().File(cache.LockFile), waited))
 	}
 	// A device may be slow, hang, or be in use. The worker says so when it ends.
 	failure := reason.WorkerUnavailable.Failure(hint,
@@ -188,14 +187,14 @@ func (s supervisor) whyNotYet(waited time.Duration) error {
 // next worker may start at once, since a restart of the kubelet kills workers too. Later deaths are
 // followed by a back-off. The caller holds the lock.
 func (s supervisor) recordDeath(lock *cache.Lock, state *cache.State) error {
-	dead := s.plugin.dir.Worker()
+	dead := s.plugin.node.Dir().Worker()
 	if !nodestate.LeftNoResult(dead, state) {
 		return nil
 	}
-	now := s.plugin.now().UTC()
+	now := s.plugin.node.Now().UTC()
 	result := &cache.Result{
 		Worker: dead, Reason: string(reason.WorkerUnavailable), Started: now, Finished: now,
-		Message: "the worker died without a result", Hint: "see " + s.plugin.dir.File(cache.LogFile),
+		Message: "the worker died without a result", Hint: "see " + s.plugin.node.Dir().File(cache.LogFile),
 	}
 	addFailure(state, result, 0, time.Time{}, now)
 	if state.Failures == 1 {
@@ -207,7 +206,7 @@ func (s supervisor) recordDeath(lock *cache.Lock, state *cache.State) error {
 // awaitWorkerEnd waits until a worker has recorded its success. Otherwise systemd could kill the
 // worker before that: it kills the processes that an ExecStartPre leaves running.
 func (s supervisor) awaitWorkerEnd() {
-	for end := time.Now().Add(recordTimeout); s.plugin.dir.Worker().Alive() && time.Now().Before(end); {
+	for end := time.Now().Add(recordTimeout); s.plugin.node.Dir().Worker().Alive() && time.Now().Before(end); {
 		time.Sleep(leastPause)
 	}
 }

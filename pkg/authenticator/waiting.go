@@ -22,7 +22,7 @@ const unanswered = 5 * time.Second
 func (e *enrolment) noteWaiting(object *certificatesv1.CertificateSigningRequest) {
 	annotation := object.Annotations[attestation.AnnotationWaiting]
 	waiting, err := attestation.ParseStatement(annotation)
-	state, seen := nodestate.ReadState(e.worker.plugin.dir), cache.Waiting{Request: object.Name, Annotation: annotation}
+	state, seen := nodestate.ReadState(e.worker.plugin.node.Dir()), cache.Waiting{Request: object.Name, Annotation: annotation}
 	if err != nil || state.Waiting != nil && *state.Waiting == seen {
 		return
 	}
@@ -53,12 +53,12 @@ func stillWaiting(pending *cache.Pending, state *cache.State) *reason.Failure {
 // progress returns what the pending request waits for. It is nil while that is not known, and until
 // the time unanswered has passed since the request was filed.
 func (a *Authenticator) progress() *reason.Failure {
-	pending, err := a.dir.Pending()
+	pending, err := a.node.Dir().Pending()
 	if err != nil || pending == nil || pending.Last().UID == "" {
 		return nil //nolint:nilerr // the worker reports what is wrong with the file
 	}
-	state := nodestate.ReadState(a.dir)
-	if _, known := nodestate.WaitsFor(pending, state); !known && a.now().Sub(pending.Last().FiledAt) < unanswered {
+	state := nodestate.ReadState(a.node.Dir())
+	if _, known := nodestate.WaitsFor(pending, state); !known && a.node.Now().Sub(pending.Last().FiledAt) < unanswered {
 		return nil
 	}
 	return stillWaiting(pending, state)

@@ -74,7 +74,7 @@ func TestWaitingIsNotWrittenDown(t *testing.T) {
 	n := newNode(t)
 	n.api.hello = says("MachineNotFound: run this")
 	n.step = func(step Step) {
-		file := n.dir.File(cache.StateFile)
+		file := n.node.Dir().File(cache.StateFile)
 		switch step {
 		case StepChallenge:
 			if err := os.Mkdir(file, 0o700); err != nil {
@@ -97,7 +97,7 @@ func TestWaitingIsNotWrittenDown(t *testing.T) {
 func TestProgress(t *testing.T) {
 	t.Parallel()
 	filed := func(ago time.Duration, uid string) func(t *testing.T, a *Authenticator) {
-		return func(t *testing.T, a *Authenticator) { putRecord(t, a, pendingSince(a.now().Add(-ago), uid)) }
+		return func(t *testing.T, a *Authenticator) { putRecord(t, a, pendingSince(a.node.Now().Add(-ago), uid)) }
 	}
 	seen := func(request string) func(t *testing.T, a *Authenticator) {
 		return func(t *testing.T, a *Authenticator) {

@@ -72,8 +72,8 @@ type worker struct {
 // records its result. It ends within the WorkerDeadline unless the provider hangs. Only one worker
 // runs at a time: another gets a Failure with reason WorkerUnavailable.
 func (a *Authenticator) Work(ctx context.Context) error {
-	if a.invalid != nil {
-		return a.invalid
+	if a.node.Invalid != nil {
+		return a.node.Invalid
 	}
 	ctx, cancel := context.WithTimeout(ctx, a.workerDeadline)
 	defer cancel()
@@ -103,11 +103,11 @@ func (w *worker) enter(step Step) {
 }
 
 func (w *worker) takeLock(ctx context.Context) error {
-	w.result.Started = w.plugin.now().UTC()
+	w.result.Started = w.plugin.node.Now().UTC()
 	w.enter(StepLock)
 	ctx, cancel := context.WithTimeout(ctx, lockWait)
 	defer cancel()
-	lock, err := w.plugin.dir.WaitLock(ctx)
+	lock, err := w.plugin.node.Dir().WaitLock(ctx)
 	if err != nil {
 		return err
 	}
@@ -120,9 +120,9 @@ func (w *worker) takeLock(ctx context.Context) error {
 
 // register makes this process the worker. It fails if the last worker left a back-off.
 func (w *worker) register() (err error) {
-	state, status := nodestate.ReadState(w.plugin.dir), w.plugin.loadStatus()
-	if wait := status.untilStart(w.plugin, state); wait > 0 {
-		return lastFailure(state.Last, wait)
+	status := w.plugin.node.Load()
+	if wait := status.UntilStart(); wait > 0 {
+		return lastFailure(status.State.Last, wait)
 	}
 	if w.result.Worker, err = process.Of(os.Getpid()); err != nil {
 		return err
@@ -137,13 +137,13 @@ func (w *worker) work(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if status.checkDue(w.plugin) {
+	if status.CheckDue() {
 		status = w.checkAnnouncement(ctx, status)
 	}
 	if wanted, err := w.wanted(status); err != nil || !wanted {
 		return err
 	}
-	to, _, err := w.plugin.access(status)
+	to, _, err := status.Access()
 	if err != nil {
 		return w.explainNoAccess(status, err)
 	}
@@ -152,8 +152,8 @@ func (w *worker) work(ctx context.Context) error {
 	switch {
 	case to.Own && errors.Is(err, errRejected):
 		w.noteRejection(status)
-		status.rejected = true
-		if to, err = w.plugin.node().BootstrapAccess(); err == nil {
+		status.Rejected = true
+		if to, err = w.plugin.node.Access.BootstrapAccess(); err == nil {
 			err = w.enrol(ctx, status, to)
 		}
 	case to.Own && errors.As(err, &denied):
@@ -170,12 +170,12 @@ func (w *worker) work(ctx context.Context) error {
 
 // enrolByBootstrap enrols with the bootstrap credential after an approver has denied the node's
 // own. If there is no bootstrap credential, the Failure says when the node becomes NotReady.
-func (w *worker) enrolByBootstrap(ctx context.Context, status certificateStatus, denied *reason.Failure) error {
+func (w *worker) enrolByBootstrap(ctx context.Context, status nodestate.Status, denied *reason.Failure) error {
 	w.result.Wasted = true
-	to, err := w.plugin.node().BootstrapAccess()
+	to, err := w.plugin.node.Access.BootstrapAccess()
 	if err != nil {
 		return denied.Reason.Failure("write a bootstrap kubeconfig there before the certificate ends, or ask the controller's operator to check the machine's record",
-			fmt.Errorf("%w; there is no other credential (%w), so this node becomes NotReady at %s, when its certificate ends", denied, err, status.pair.Leaf.NotAfter.UTC().Format(time.RFC3339)))
+			fmt.Errorf("%w; there is no other credential (%w), so this node becomes NotReady at %s, when its certificate ends", denied, err, status.Pair.Leaf.NotAfter.UTC().Format(time.RFC3339)))
 	}
 	w.log.Info("an approver denies the node's own certificate as a credential, trying the bootstrap credential", "cause", denied.Error())
 	if err := w.lock.ForgetPending(); err != nil { // forget the denied request
@@ -191,36 +191,36 @@ func (w *worker) enrolByBootstrap(ctx context.Context, status certificateStatus,
 
 // explainNoAccess adds to the error of a missing credential that the certificate has expired, if it
 // has by this machine's clock.
-func (w *worker) explainNoAccess(status certificateStatus, err error) error {
+func (w *worker) explainNoAccess(status nodestate.Status, err error) error {
 	var unusable *cache.UnusableError
-	if !errors.As(status.problem, &unusable) || !unusable.Clock {
+	if !errors.As(status.Problem, &unusable) || !unusable.Clock {
 		return err
 	}
 	failure := reason.AsFailure(err)
-	return failure.Reason.Failure("check this machine's clock; if it is right, "+failure.Hint, fmt.Errorf("%w; %w", status.problem, err))
+	return failure.Reason.Failure("check this machine's clock; if it is right, "+failure.Hint, fmt.Errorf("%w; %w", status.Problem, err))
 }
 
 // tidy removes leftovers, and sets damaged certificate and state files aside. After a change of the
 // cluster's CA it adopts the certificate.
-func (w *worker) tidy(ctx context.Context) (certificateStatus, error) {
+func (w *worker) tidy(ctx context.Context) (nodestate.Status, error) {
 	w.enter(StepTidy)
 	w.lock.Clean()
-	status := w.plugin.loadStatus()
-	if status.permanent {
-		return status, status.problem
+	status := w.plugin.node.Load()
+	if status.Permanent {
+		return status, status.Problem
 	}
-	if status.damaged {
-		if err := w.setAside(cache.CurrentFile, status.problem); err != nil {
+	if status.Damaged {
+		if err := w.setAside(cache.CurrentFile, status.Problem); err != nil {
 			return status, err
 		}
 	}
-	if _, err := w.plugin.dir.State(); cache.MustBeSetAside(err) {
+	if _, err := w.plugin.node.Dir().State(); cache.MustBeSetAside(err) {
 		if err := w.setAside(cache.StateFile, err); err != nil {
 			return status, err
 		}
 	}
-	if status.foreign && !status.pair.Exposed && w.adopt(ctx, status.pair) {
-		status = w.plugin.loadStatus()
+	if status.Foreign && !status.Pair.Exposed && w.adopt(ctx, status.Pair) {
+		status = w.plugin.node.Load()
 	}
 	return status, nil
 }
@@ -228,15 +228,15 @@ func (w *worker) tidy(ctx context.Context) (certificateStatus, error) {
 // wanted reports whether to request a certificate now. It also sets replaced, servedUntil, canWait,
 // spent and onlyChecked, which record and saveBeforeInstall use. If a request follows a check,
 // wanted clears the check's worker in the state file.
-func (w *worker) wanted(status certificateStatus) (bool, error) {
-	if w.replaced = status.pair; status.pair != nil {
-		w.servedUntil, w.canWait = status.pair.Leaf.NotAfter, status.canWait
+func (w *worker) wanted(status nodestate.Status) (bool, error) {
+	if w.replaced = status.Pair; status.Pair != nil {
+		w.servedUntil, w.canWait = status.Pair.Leaf.NotAfter, status.CanWait
 	}
-	if status.pair != nil && status.due == "" {
+	if status.Pair != nil && status.Due == "" {
 		w.spent = true
 		return false, nil
 	}
-	if status.waits() { // the pending request stays
+	if status.Waits() { // the pending request stays
 		w.onlyChecked = true
 		return false, nil
 	}
@@ -245,15 +245,15 @@ func (w *worker) wanted(status certificateStatus) (bool, error) {
 		// From now on the death of this worker counts as a failure.
 		w.saveAnnouncement(func(a *cache.Announcement) { a.Worker = process.ID{} })
 	}
-	if status.nameErr != nil {
-		return false, reason.Configuration.Failure("set --node-name", status.nameErr)
+	if status.NameErr != nil {
+		return false, reason.Configuration.Failure("set --node-name", status.NameErr)
 	}
-	w.log.Info("a certificate is wanted", "node", status.nodeName, "due", status.due, "problem", status.problem)
+	w.log.Info("a certificate is wanted", "node", status.NodeName, "due", status.Due, "problem", status.Problem)
 	return true, nil
 }
 
 func (w *worker) setAside(name string, why error) error {
-	aside, err := w.plugin.dir.SetAside(name, w.plugin.now())
+	aside, err := w.plugin.node.Dir().SetAside(name, w.plugin.node.Now())
 	if err == nil {
 		w.log.Info("set aside", "file", aside, "why", why.Error())
 	}
@@ -277,10 +277,10 @@ func (w *worker) adopt(ctx context.Context, pair *cache.Pair) bool {
 }
 
 // noteRejection records for the runs, and for the next worker, that the certificate is rejected.
-func (w *worker) noteRejection(status certificateStatus) {
-	n := status.note
-	n.Certificate, n.Rejected, n.Reviewed = status.pair.Fingerprint(), true, w.plugin.now().Unix()
-	w.plugin.note.write(n)
+func (w *worker) noteRejection(status nodestate.Status) {
+	n := status.Note
+	n.Certificate, n.Rejected, n.Reviewed = status.Pair.Fingerprint(), true, w.plugin.node.Now().Unix()
+	w.plugin.node.Note.Write(n)
 }
 
 // record records the result of the worker, and when the next one may begin. Then it forgets the
@@ -289,9 +289,9 @@ func (w *worker) noteRejection(status certificateStatus) {
 // decision again, and the back-off grows.
 func (w *worker) record(err error) (*cache.State, error) {
 	w.enter(stepRecord)
-	now := w.plugin.now().UTC()
+	now := w.plugin.node.Now().UTC()
 	w.result.Finished = now
-	state := nodestate.ReadState(w.plugin.dir)
+	state := nodestate.ReadState(w.plugin.node.Dir())
 	switch {
 	case err != nil:
 		failure := reason.AsFailure(err)

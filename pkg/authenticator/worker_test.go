@@ -36,6 +36,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
@@ -115,7 +116,7 @@ func TestOnlyTheCertificateThatWasAskedForIsTaken(t *testing.T) {
 		"with its issuer":    {append(sign(t, pkcs10, nil), plugintest.NewCA(t)...), ""},
 		"the issuer first":   {append(plugintest.NewCA(t), sign(t, pkcs10, nil)...), reason.CertificateUnusable},
 		"for another key":    {sign(t, pkcs10Of(t, other.Requests[0].Request), nil), reason.CertificateUnusable},
-		"another node's":     {sign(t, pkcs10, ofNode("b")), reason.CertificateUnusable},
+		"another node's":     {sign(t, pkcs10, plugintest.OfNode("b")), reason.CertificateUnusable},
 		"an administrator's": {sign(t, pkcs10, func(c *x509.Certificate) { c.Subject.Organization = []string{"system:masters"} }), reason.CertificateUnusable},
 		"a CA's":             {sign(t, pkcs10, func(c *x509.Certificate) { c.IsCA, c.BasicConstraintsValid = true, true }), reason.CertificateUnusable},
 		"for servers":        {sign(t, pkcs10, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }), reason.CertificateUnusable},
@@ -147,25 +148,25 @@ func TestPendingRequestIsTakenUpOnlyIfItIsStillWanted(t *testing.T) {
 	seconds := int32(3600)
 	to := nodeaccess.Access{Cluster: cache.Origin{Server: "https://x"}}
 	for name, c := range map[string]struct {
-		change  func(t *testing.T, a *Authenticator, s *certificateStatus, to *nodeaccess.Access)
+		change  func(t *testing.T, a *Authenticator, s *nodestate.Status, to *nodeaccess.Access)
 		takenUp bool
 	}{
-		"as it was":         {func(*testing.T, *Authenticator, *certificateStatus, *nodeaccess.Access) {}, true},
-		"another node name": {func(_ *testing.T, _ *Authenticator, s *certificateStatus, _ *nodeaccess.Access) { s.nodeName = "b" }, false},
-		"another signer": {func(_ *testing.T, a *Authenticator, _ *certificateStatus, _ *nodeaccess.Access) {
+		"as it was":         {func(*testing.T, *Authenticator, *nodestate.Status, *nodeaccess.Access) {}, true},
+		"another node name": {func(_ *testing.T, _ *Authenticator, s *nodestate.Status, _ *nodeaccess.Access) { s.NodeName = "b" }, false},
+		"another signer": {func(_ *testing.T, a *Authenticator, _ *nodestate.Status, _ *nodeaccess.Access) {
 			a.signerName = "example.com/other"
 		}, false},
-		"another lifetime": {func(_ *testing.T, a *Authenticator, _ *certificateStatus, _ *nodeaccess.Access) {
+		"another lifetime": {func(_ *testing.T, a *Authenticator, _ *nodestate.Status, _ *nodeaccess.Access) {
 			a.expirationSeconds = &seconds
 		}, false},
-		"another provider ID": {func(_ *testing.T, a *Authenticator, _ *certificateStatus, _ *nodeaccess.Access) {
+		"another provider ID": {func(_ *testing.T, a *Authenticator, _ *nodestate.Status, _ *nodeaccess.Access) {
 			a.providerID = "x://y"
 		}, false},
-		"another cluster": {func(_ *testing.T, _ *Authenticator, _ *certificateStatus, to *nodeaccess.Access) {
+		"another cluster": {func(_ *testing.T, _ *Authenticator, _ *nodestate.Status, to *nodeaccess.Access) {
 			to.Cluster.Server = "https://y"
 		}, false},
-		"its certificate is there": {func(t *testing.T, a *Authenticator, s *certificateStatus, _ *nodeaccess.Access) {
-			pending, err := a.dir.Pending()
+		"its certificate is there": {func(t *testing.T, a *Authenticator, s *nodestate.Status, _ *nodeaccess.Access) {
+			pending, err := a.node.Dir().Pending()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -174,13 +175,13 @@ func TestPendingRequestIsTakenUpOnlyIfItIsStillWanted(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			s.pair = &cache.Pair{Chain: chain, Leaf: leaf, Key: pending.Key}
+			s.Pair = &cache.Pair{Chain: chain, Leaf: leaf, Key: pending.Key}
 		}, false},
-		"damaged": {func(t *testing.T, a *Authenticator, _ *certificateStatus, _ *nodeaccess.Access) {
-			plugintest.Put(t, a.dir, cache.PendingFile, []byte("{"), 0o600)
+		"damaged": {func(t *testing.T, a *Authenticator, _ *nodestate.Status, _ *nodeaccess.Access) {
+			plugintest.Put(t, a.node.Dir(), cache.PendingFile, []byte("{"), 0o600)
 		}, false},
-		"readable by others": {func(t *testing.T, a *Authenticator, _ *certificateStatus, _ *nodeaccess.Access) {
-			if err := os.Chmod(a.dir.File(cache.PendingFile), 0o644); err != nil {
+		"readable by others": {func(t *testing.T, a *Authenticator, _ *nodestate.Status, _ *nodeaccess.Access) {
+			if err := os.Chmod(a.node.Dir().File(cache.PendingFile), 0o644); err != nil {
 				t.Fatal(err)
 			}
 		}, false},
@@ -192,7 +193,7 @@ func TestPendingRequestIsTakenUpOnlyIfItIsStillWanted(t *testing.T) {
 			if err := w.lock.SetPending(want); err != nil {
 				t.Fatal(err)
 			}
-			s, to := certificateStatus{nodeName: "a"}, to
+			s, to := nodestate.Status{NodeName: "a"}, to
 			c.change(t, w.plugin, &s, &to)
 			e := &enrolment{worker: w, status: s, to: to}
 			err := e.resume()
@@ -204,7 +205,7 @@ func TestPendingRequestIsTakenUpOnlyIfItIsStillWanted(t *testing.T) {
 				t.Error("another came back")
 			}
 			// Its key must not stay behind in a file that nobody will look at again.
-			if _, err := os.Lstat(a.dir.File(cache.PendingFile)); c.takenUp != (err == nil) {
+			if _, err := os.Lstat(a.node.Dir().File(cache.PendingFile)); c.takenUp != (err == nil) {
 				t.Errorf("the file: %v", err)
 			}
 		})
@@ -271,8 +272,8 @@ func enrolling(t *testing.T, api *apiServer) *Authenticator {
 		s.TLS = &tls.Config{ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12}
 	})
 	a := testAuthenticator(t)
-	a.bootstrapKubeconfig = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(server.URL, ca), "token: abc"))
-	a.exec = ExecInfo{APIVersion: execV1, Cluster: &clientauthentication.Cluster{Server: server.URL, CertificateAuthorityData: ca}}
+	a.node.Access.Bootstrap = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(server.URL, ca), "token: abc"))
+	a.ask(ExecInfo{APIVersion: execV1, Cluster: &clientauthentication.Cluster{Server: server.URL, CertificateAuthorityData: ca}})
 	return a
 }
 
@@ -291,7 +292,8 @@ func TestWorkGetsACertificate(t *testing.T) {
 		"the first": {nil, nil, nil, []string{"token"}, ""},
 		"the next":  {dueSoon, nil, nil, []string{"certificate"}, ""},
 		"the next, which does not renew": {dueSoon, func(a *Authenticator, old *cache.Pair) {
-			a.provider, a.note = plugintest.Provider{}, rejectedNote(a, old)
+			a.use(plugintest.Provider{})
+			a.node.Note = rejectedNote(a, old)
 		}, nil, []string{"token"}, ""},
 		"after one that ended":             {func(c *x509.Certificate) { c.NotAfter = plugintest.Noon }, nil, nil, []string{"token"}, ""},
 		"after one known to be rejected":   {dueSoon, func(a *Authenticator, old *cache.Pair) { rejectedNote(a, old) }, nil, []string{"token"}, ""},
@@ -305,7 +307,7 @@ func TestWorkGetsACertificate(t *testing.T) {
 			var old *cache.Pair
 			if c.old != nil {
 				old = plugintest.NewPair(t, c.old)
-				plugintest.InstallPair(t, a.dir, old)
+				plugintest.InstallPair(t, a.node.Dir(), old)
 			}
 			if c.prepare != nil {
 				c.prepare(a, old)
@@ -314,7 +316,7 @@ func TestWorkGetsACertificate(t *testing.T) {
 			if !slices.Equal(api.filed, c.filed) {
 				t.Errorf("filed with %q, want %q", api.filed, c.filed)
 			}
-			state, stateErr := a.dir.State()
+			state, stateErr := a.node.Dir().State()
 			if stateErr != nil || state.Last == nil || state.Last.Reason != string(c.failure) {
 				t.Errorf("state %+v, %v", state, stateErr)
 			}
@@ -323,7 +325,7 @@ func TestWorkGetsACertificate(t *testing.T) {
 				if state.Failures != 1 || !state.NextAttempt.After(plugintest.Noon) {
 					t.Errorf("state %+v", state)
 				}
-				if n := a.note.read(); old != nil && (!n.Rejected || n.Certificate != old.Fingerprint()) {
+				if n := a.node.Note.Read(); old != nil && (!n.Rejected || n.Certificate != old.Fingerprint()) {
 					t.Errorf("the next worker will show the rejected certificate again: %+v", n)
 				}
 				return
@@ -331,11 +333,11 @@ func TestWorkGetsACertificate(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			s := a.loadStatus()
-			if s.pair == nil || s.due != "" || s.problem != nil || s.pair.Origin == nil || s.pair.Origin.Server != a.exec.Cluster.Server {
-				t.Errorf("after it: due %q, lack %v", s.due, s.problem)
+			s := a.node.Load()
+			if s.Pair == nil || s.Due != "" || s.Problem != nil || s.Pair.Origin == nil || s.Pair.Origin.Server != a.exec.Cluster.Server {
+				t.Errorf("after it: due %q, lack %v", s.Due, s.Problem)
 			}
-			if _, err := os.Lstat(a.dir.File(cache.PendingFile)); !errors.Is(err, os.ErrNotExist) {
+			if _, err := os.Lstat(a.node.Dir().File(cache.PendingFile)); !errors.Is(err, os.ErrNotExist) {
 				t.Errorf("a second copy of the key is left behind: %v", err)
 			}
 			if err := a.Work(t.Context()); err != nil || len(api.filed) != len(c.filed) {
@@ -370,9 +372,9 @@ func TestCertificateOfAnotherCluster(t *testing.T) {
 			a := enrolling(t, api)
 			old := plugintest.NewPair(t, nil)
 			old.Origin = &cache.Origin{Server: a.exec.Cluster.Server, CertificateAuthorityData: plugintest.NewCA(t)}
-			plugintest.InstallPair(t, a.dir, old)
-			if s := a.loadStatus(); !s.foreign || s.due == "" {
-				t.Fatalf("foreign %v, due %q", s.foreign, s.due)
+			plugintest.InstallPair(t, a.node.Dir(), old)
+			if s := a.node.Load(); !s.Foreign || s.Due == "" {
+				t.Fatalf("foreign %v, due %q", s.Foreign, s.Due)
 			}
 			if err := a.Work(t.Context()); err != nil {
 				t.Fatal(err)
@@ -380,9 +382,9 @@ func TestCertificateOfAnotherCluster(t *testing.T) {
 			if !slices.Equal(api.filed, c.filed) {
 				t.Errorf("filed with %q, want %q", api.filed, c.filed)
 			}
-			s := a.loadStatus()
-			if s.pair == nil || s.foreign || s.due != "" || (s.pair.Fingerprint() == old.Fingerprint()) != (c.filed == nil) {
-				t.Errorf("after it: foreign %v, due %q, lack %v", s.foreign, s.due, s.problem)
+			s := a.node.Load()
+			if s.Pair == nil || s.Foreign || s.Due != "" || (s.Pair.Fingerprint() == old.Fingerprint()) != (c.filed == nil) {
+				t.Errorf("after it: foreign %v, due %q, lack %v", s.Foreign, s.Due, s.Problem)
 			}
 		})
 	}
@@ -416,20 +418,20 @@ func TestWorkAfterTheOwnCertificateIsDenied(t *testing.T) {
 			}}
 			a := enrolling(t, api)
 			old := plugintest.NewPair(t, dueSoon)
-			plugintest.InstallPair(t, a.dir, old)
+			plugintest.InstallPair(t, a.node.Dir(), old)
 			if c.without {
-				a.bootstrapKubeconfig += ".none"
+				a.node.Access.Bootstrap += ".none"
 			}
 			err := a.Work(t.Context())
 			if !slices.Equal(api.filed, c.filed) {
 				t.Errorf("filed with %q, want %q", api.filed, c.filed)
 			}
-			if pending, err := a.dir.Pending(); pending != nil || err != nil {
+			if pending, err := a.node.Dir().Pending(); pending != nil || err != nil {
 				t.Errorf("the next worker goes on with what was denied: %v", err)
 			}
-			s := a.loadStatus()
+			s := a.node.Load()
 			if c.failure == "" {
-				if err != nil || s.pair == nil || s.pair.Fingerprint() == old.Fingerprint() {
+				if err != nil || s.Pair == nil || s.Pair.Fingerprint() == old.Fingerprint() {
 					t.Errorf("no new certificate: %v", err)
 				}
 				return
@@ -443,10 +445,10 @@ func TestWorkAfterTheOwnCertificateIsDenied(t *testing.T) {
 			if c.without && !strings.Contains(failure.Hint, "bootstrap kubeconfig") {
 				t.Errorf("hint %q", failure.Hint)
 			}
-			if s.pair == nil || s.rejected || s.pair.Fingerprint() != old.Fingerprint() {
+			if s.Pair == nil || s.Rejected || s.Pair.Fingerprint() != old.Fingerprint() {
 				t.Error("the old certificate is not served any more")
 			}
-			state, err := a.dir.State()
+			state, err := a.node.Dir().State()
 			if err != nil || state.NextAttempt.Sub(plugintest.Noon) < reason.BackOffLater.Delay(1, 0, 0) {
 				t.Errorf("requests were denied, and the next worker starts soon: %+v, %v", state, err)
 			}
@@ -455,9 +457,9 @@ func TestWorkAfterTheOwnCertificateIsDenied(t *testing.T) {
 }
 
 // rejectedNote says that the API server rejects the pair.
-func rejectedNote(a *Authenticator, pair *cache.Pair) noteFile {
-	a.note.write(note{Certificate: pair.Fingerprint(), Rejected: true})
-	return a.note
+func rejectedNote(a *Authenticator, pair *cache.Pair) nodestate.NoteFile {
+	a.node.Note.Write(nodestate.Note{Certificate: pair.Fingerprint(), Rejected: true})
+	return a.node.Note
 }
 
 func TestWorkBacksOffAfterARefusal(t *testing.T) {
@@ -474,27 +476,27 @@ func TestWorkBacksOffAfterARefusal(t *testing.T) {
 		"denied": {set(certificatesv1.CertificateDenied), reason.RequestDenied},
 		"failed": {set(certificatesv1.CertificateFailed), reason.RequestFailed},
 		"unusable": {func(object *certificatesv1.CertificateSigningRequest) {
-			object.Status.Certificate = sign(t, pkcs10Of(t, object.Spec.Request), ofNode("b"))
+			object.Status.Certificate = sign(t, pkcs10Of(t, object.Spec.Request), plugintest.OfNode("b"))
 		}, reason.CertificateUnusable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			api := &apiServer{decide: c.decide}
 			a := enrolling(t, api)
 			now := plugintest.Noon
-			a.now = func() time.Time { return now }
+			a.node.Now = func() time.Time { return now }
 			var pauses []time.Duration
 			for range 7 {
 				plugintest.MustFail(t, a.Work(t.Context()), c.want)
-				state, err := a.dir.State()
+				state, err := a.node.Dir().State()
 				if err != nil {
 					t.Fatal(err)
 				}
 				pauses = append(pauses, state.NextAttempt.Sub(now))
 				// a worker is a process that has ended by now
-				plugintest.Put(t, a.dir, cache.LockFile, nil, 0o600)
+				plugintest.Put(t, a.node.Dir(), cache.LockFile, nil, 0o600)
 				_, err = a.Run(t.Context())
 				plugintest.MustFail(t, err, c.want)
-				if pending, err := a.dir.Pending(); pending != nil || err != nil {
+				if pending, err := a.node.Dir().Pending(); pending != nil || err != nil {
 					t.Errorf("a request that is settled is still pending: %v", err)
 				}
 				now = state.NextAttempt
@@ -514,18 +516,18 @@ func TestWorkBacksOffAfterARefusal(t *testing.T) {
 func TestThereIsOneWorker(t *testing.T) {
 	t.Parallel()
 	a := testAuthenticator(t)
-	lock, err := a.dir.TryLock()
+	lock, err := a.node.Dir().TryLock()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer lock.Unlock()
 	// would panic if it came to anything
-	a.provider = nil
+	a.use(nil)
 	// it would wait for lockWait
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	plugintest.MustFail(t, a.Work(ctx), reason.WorkerUnavailable)
-	if left, err := filepath.Glob(a.dir.File("*")); err != nil || len(left) != 1 {
+	if left, err := filepath.Glob(a.node.Dir().File("*")); err != nil || len(left) != 1 {
 		t.Errorf("it wrote: %q, %v", left, err)
 	}
 }
@@ -688,13 +690,13 @@ func TestWorkCarriesOnWithAPendingRequest(t *testing.T) {
 			api := &registry{t: t}
 			server, ca := plugintest.TLSServer(t, api, nil)
 			a := testAuthenticator(t)
-			a.bootstrapKubeconfig = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(server.URL, ca), "token: abc"))
+			a.node.Access.Bootstrap = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(server.URL, ca), "token: abc"))
 			pending, _, err := a.requestBuilder().first(t.Context(), "a", cache.Origin{Server: server.URL, CertificateAuthorityData: ca}, "", "")
 			if err != nil {
 				t.Fatal(err)
 			}
 			c.prepare(api, pending)
-			lock, err := a.dir.TryLock()
+			lock, err := a.node.Dir().TryLock()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -703,7 +705,7 @@ func TestWorkCarriesOnWithAPendingRequest(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			plugintest.Put(t, a.dir, "."+cache.CurrentFile+".tmp-1", []byte("left by a crash"), 0o600)
+			plugintest.Put(t, a.node.Dir(), "."+cache.CurrentFile+".tmp-1", []byte("left by a crash"), 0o600)
 			enough := 10 * time.Second
 			if c.failure == reason.WaitingForSigner { // nothing answers
 				enough = 3 * time.Second
@@ -713,8 +715,8 @@ func TestWorkCarriesOnWithAPendingRequest(t *testing.T) {
 			err = a.Work(ctx)
 			if c.failure != "" {
 				plugintest.MustFail(t, err, c.failure)
-			} else if s := a.loadStatus(); err != nil || s.pair == nil {
-				t.Errorf("%v, lack %v", err, s.problem)
+			} else if s := a.node.Load(); err != nil || s.Pair == nil {
+				t.Errorf("%v, lack %v", err, s.Problem)
 			}
 			which := func(name string) string {
 				if name == pending.Last().Name {
@@ -730,7 +732,7 @@ func TestWorkCarriesOnWithAPendingRequest(t *testing.T) {
 				t.Errorf("posted %q, want %q", posts, c.posts)
 			}
 			left := none
-			if p, err := a.dir.Pending(); err != nil {
+			if p, err := a.node.Dir().Pending(); err != nil {
 				t.Error(err)
 			} else if p != nil {
 				left = which(p.Last().Name)
@@ -745,11 +747,11 @@ func TestWorkCarriesOnWithAPendingRequest(t *testing.T) {
 			if left != c.pending {
 				t.Errorf("pending is %s, want %s", left, c.pending)
 			}
-			state, err := a.dir.State()
+			state, err := a.node.Dir().State()
 			if err != nil || state.Last == nil || state.Last.Reason != string(c.failure) || state.NextAttempt.IsZero() != (c.failure == "" || c.failure == reason.WaitingForSigner) {
 				t.Errorf("state %+v, %v", state, err)
 			}
-			if rest, err := filepath.Glob(a.dir.File(".*")); err != nil || len(rest) > 0 {
+			if rest, err := filepath.Glob(a.node.Dir().File(".*")); err != nil || len(rest) > 0 {
 				t.Errorf("left behind: %q, %v", rest, err)
 			}
 		})
@@ -767,9 +769,10 @@ func TestRequestIsWhatTheOperatorSet(t *testing.T) {
 		object.Status.Certificate = sign(t, pkcs10Of(t, object.Spec.Request), nil)
 	}}
 	there := enrolling(t, api)
-	a.bootstrapKubeconfig, a.exec = there.bootstrapKubeconfig, there.exec
+	a.node.Access.Bootstrap = there.node.Access.Bootstrap
+	a.ask(there.exec)
 	asked := &askedProvider{Provider: plugintest.Provider{CanRenew: true}}
-	a.provider = asked
+	a.use(asked)
 	if err := a.Work(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -809,7 +812,7 @@ func TestWorkerThatQueuedWaitsLikeTheOthers(t *testing.T) {
 	a := enrolling(t, api)
 	writeState(t, a, &cache.State{Failures: 1, Last: &cache.Result{Reason: string(reason.RequestDenied), Message: "denied", Hint: "ask"}, NextAttempt: plugintest.Noon.Add(time.Minute)})
 	plugintest.MustFail(t, a.Work(t.Context()), reason.RequestDenied)
-	if state, err := a.dir.State(); err != nil || state.Failures != 1 {
+	if state, err := a.node.Dir().State(); err != nil || state.Failures != 1 {
 		t.Errorf("it counts as a failure: %+v, %v", state, err)
 	}
 }
@@ -825,35 +828,35 @@ func TestOnlyARenewalForAgeWaits(t *testing.T) {
 	}{
 		"its age": {func(*Authenticator, *cache.Pair) {}, true},
 		"was read": {func(a *Authenticator, _ *cache.Pair) {
-			if err := os.Chmod(a.dir.File(cache.CurrentFile), 0o644); err != nil {
+			if err := os.Chmod(a.node.Dir().File(cache.CurrentFile), 0o644); err != nil {
 				t.Fatal(err)
 			}
 		}, false},
-		"rejected":   {func(a *Authenticator, pair *cache.Pair) { a.note = rejectedNote(a, pair) }, false},
+		"rejected":   {func(a *Authenticator, pair *cache.Pair) { a.node.Note = rejectedNote(a, pair) }, false},
 		"no renewal": {func(a *Authenticator, pair *cache.Pair) { announce(t, a, pair, plugintest.Noon.Add(time.Hour)) }, true},
 		"a renewal":  {func(a *Authenticator, pair *cache.Pair) { announce(t, a, pair, plugintest.Noon.Add(-time.Hour)) }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server, ca := plugintest.TLSServer(t, &registry{t: t, refusePost: 500}, nil)
 			a := testAuthenticator(t)
-			a.bootstrapKubeconfig = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(server.URL, ca), "token: abc"))
-			a.exec = ExecInfo{APIVersion: execV1, Cluster: &clientauthentication.Cluster{Server: server.URL, CertificateAuthorityData: ca}}
+			a.node.Access.Bootstrap = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(server.URL, ca), "token: abc"))
+			a.ask(ExecInfo{APIVersion: execV1, Cluster: &clientauthentication.Cluster{Server: server.URL, CertificateAuthorityData: ca}})
 			pair := plugintest.NewPair(t, func(c *x509.Certificate) {
 				c.NotBefore, c.NotAfter = plugintest.Noon.Add(left-24*time.Hour), plugintest.Noon.Add(left)
 			})
-			plugintest.InstallPair(t, a.dir, pair)
+			plugintest.InstallPair(t, a.node.Dir(), pair)
 			c.change(a, pair)
 			for range spreadFrom {
 				plugintest.MustFail(t, a.Work(t.Context()), reason.APIUnreachable)
-				plugintest.Put(t, a.dir, cache.LockFile, nil, 0o600) // a worker is a process that has ended by now
-				state, err := a.dir.State()
+				plugintest.Put(t, a.node.Dir(), cache.LockFile, nil, 0o600) // a worker is a process that has ended by now
+				state, err := a.node.Dir().State()
 				if err != nil {
 					t.Fatal(err)
 				}
 				if waits := state.NextAttempt.Sub(plugintest.Noon) >= left/spreadPart; waits != (c.waits && state.Failures == spreadFrom) {
 					t.Errorf("after %d failures, the next attempt is after %s", state.Failures, state.NextAttempt.Sub(plugintest.Noon))
 				}
-				a.now = func() time.Time { return plugintest.Noon.Add(time.Minute) }
+				a.node.Now = func() time.Time { return plugintest.Noon.Add(time.Minute) }
 			}
 		})
 	}
@@ -862,7 +865,7 @@ func TestOnlyARenewalForAgeWaits(t *testing.T) {
 // announce has the last check have found a renewal.
 func announce(t *testing.T, a *Authenticator, pair *cache.Pair, dueAt time.Time) {
 	t.Helper()
-	a.checkInterval = 15 * time.Minute
+	a.node.CheckInterval = 15 * time.Minute
 	writeState(t, a, &cache.State{Announcement: &cache.Announcement{
 		Checked: plugintest.Noon, Answered: plugintest.Noon, Exists: true, Certificate: pair.Fingerprint(), Reported: pair.Fingerprint(),
 		Renewal: &cache.Renewal{Name: "r", IssuedBefore: plugintest.Noon, DueAt: dueAt},

@@ -26,12 +26,21 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
 // Noon is the time of these tests.
 var Noon = time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
+
+// Asker is a process that runs the plugin.
+var Asker = process.ID{PID: 4711, Start: 1234}
+
+// OfNode makes a certificate that of a node.
+func OfNode(name string) func(*x509.Certificate) {
+	return func(c *x509.Certificate) { c.Subject.CommonName = "system:node:" + name }
+}
 
 // NewCertificate returns a self-signed certificate and its key, both in PEM.
 func NewCertificate(t testing.TB, template *x509.Certificate) (leaf *x509.Certificate, certificate, key []byte) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodestate judges the files of the certificate directory: when the certificate is due,
-// when a worker may start, what the pending request waits for, and what takes too long. Runs,
-// workers, metrics, status and doctor use it, so that they agree. It takes no lock and changes
-// nothing.
+// Package nodestate reads a node's files and judges them. Node.Load returns the Status: whether the
+// certificate can be used, when it is due, and when the next check and the next worker may start.
+// Runs, workers, metrics, status and doctor use it, so that they agree. Except for the note, it
+// writes nothing, and it takes no lock.
 package nodestate
 
 import (
@@ -70,26 +70,31 @@ func RenewalFails(due, now time.Time) bool { return now.After(due.Add(renewalFai
 // ReadState returns the state, the zero State if it cannot be read. The worker sets such a file
 // aside.
 func ReadState(dir cache.Dir) *cache.State {
-	state, err := dir.State()
-	if err != nil {
-		return &cache.State{}
-	}
+	state, _ := readState(dir)
 	return state
 }
 
-// NextAttempt returns the earliest start of the next worker. The delay after an outage applies only
+func readState(dir cache.Dir) (*cache.State, error) {
+	state, err := dir.State()
+	if err != nil {
+		return &cache.State{}, err
+	}
+	return state, nil
+}
+
+// nextAttempt returns the earliest start of the next worker. The delay after an outage applies only
 // to a certificate that can wait.
-func NextAttempt(state *cache.State, canWait bool) time.Time {
+func nextAttempt(state *cache.State, canWait bool) time.Time {
 	if !canWait && !state.UrgentAttempt.IsZero() {
 		return state.UrgentAttempt
 	}
 	return state.NextAttempt
 }
 
-// UntilNextAttempt returns the time until another worker may be started, 0 if one may be started
+// untilNextAttempt returns the time until another worker may be started, 0 if one may be started
 // now.
-func UntilNextAttempt(state *cache.State, canWait bool, now time.Time) time.Duration {
-	at := NextAttempt(state, canWait)
+func untilNextAttempt(state *cache.State, canWait bool, now time.Time) time.Duration {
+	at := nextAttempt(state, canWait)
 	// Ignore times that were written before the clock was set back.
 	if state.Last == nil || state.Last.Finished.After(now) || at.Sub(now) > BackOffCeiling {
 		return 0

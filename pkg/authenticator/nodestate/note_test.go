@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package authenticator
+package nodestate
 
 import (
 	"errors"
@@ -11,27 +11,24 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 )
 
-var someNote = note{Parent: asker, Certificate: "abc", Until: plugintest.Noon.Unix(), Reviewed: plugintest.Noon.Unix() - 5, Rejected: true}
-
-// path is where the note is.
-func (f noteFile) path() string { return f.dir.File(f.name) }
+var someNote = Note{Parent: plugintest.Asker, Certificate: "abc", Until: plugintest.Noon.Unix(), Reviewed: plugintest.Noon.Unix() - 5, Rejected: true}
 
 func TestNoteIsReadBack(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run") // is made
-	file := newNoteFile(dir, "/certs")
-	if got := file.read(); got != (note{}) {
+	file := NewNoteFile(dir, "/certs")
+	if got := file.Read(); got != (Note{}) {
 		t.Errorf("before any was written: %+v", got)
 	}
-	file.write(someNote)
-	if got := file.read(); got != someNote {
+	file.Write(someNote)
+	if got := file.Read(); got != someNote {
 		t.Errorf("got %+v, want %+v", got, someNote)
 	}
-	short := note{Parent: asker}
-	file.write(short) // leaves nothing of the longer one
-	if got := file.read(); got != short {
+	short := Note{Parent: plugintest.Asker}
+	file.Write(short) // leaves nothing of the longer one
+	if got := file.Read(); got != short {
 		t.Errorf("got %+v, want %+v", got, short)
 	}
-	for path, mode := range map[string]os.FileMode{dir: 0o700 | os.ModeDir, file.path(): 0o600} {
+	for path, mode := range map[string]os.FileMode{dir: 0o700 | os.ModeDir, file.Path(): 0o600} {
 		if info, err := os.Stat(path); err != nil || info.Mode() != mode {
 			t.Errorf("%s: %v, %v", path, info, err)
 		}
@@ -39,11 +36,11 @@ func TestNoteIsReadBack(t *testing.T) {
 }
 
 func TestNotesOfTwoDirectoriesAreTwo(t *testing.T) {
-	a := newNoteFile("/run/x", "/certs/a")
-	if a == newNoteFile("/run/x", "/certs/b") {
+	a := NewNoteFile("/run/x", "/certs/a")
+	if a == NewNoteFile("/run/x", "/certs/b") {
 		t.Error("they share one")
 	}
-	if a != newNoteFile("/run/x", "/certs//b/../a/") {
+	if a != NewNoteFile("/run/x", "/certs//b/../a/") {
 		t.Error("one directory has two")
 	}
 }
@@ -55,18 +52,18 @@ func TestNoteThatCannotBeKeptIsNone(t *testing.T) {
 	if err := errors.Join(os.WriteFile(plain, nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	inPlace := newNoteFile(filepath.Join(root, "taken"), "/certs")
-	if err := os.MkdirAll(inPlace.path(), 0o700); err != nil {
+	inPlace := NewNoteFile(filepath.Join(root, "taken"), "/certs")
+	if err := os.MkdirAll(inPlace.Path(), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	for name, file := range map[string]noteFile{
-		"below a file":         newNoteFile(plain, "/certs"),
+	for name, file := range map[string]NoteFile{
+		"below a file":         NewNoteFile(plain, "/certs"),
 		"a directory in place": inPlace,
-		"where nobody writes":  newNoteFile("/proc/self", "/certs"),
+		"where nobody writes":  NewNoteFile("/proc/self", "/certs"),
 	} {
 		before := plugintest.Snapshot(t, root)
-		file.write(someNote)
-		if got := file.read(); got != (note{}) {
+		file.Write(someNote)
+		if got := file.Read(); got != (Note{}) {
 			t.Errorf("%s: read %+v", name, got)
 		}
 		if after := plugintest.Snapshot(t, root); after != before {
@@ -78,23 +75,23 @@ func TestNoteThatCannotBeKeptIsNone(t *testing.T) {
 // What others could have written decides nothing: a certificate that passes for rejected costs the
 // bootstrap credential.
 func TestNoteThatCannotBeTrustedIsNone(t *testing.T) {
-	for name, spoil := range map[string]func(file noteFile) error{
-		"others may write it":            func(file noteFile) error { return os.Chmod(file.path(), 0o666) },
-		"others may write the directory": func(file noteFile) error { return os.Chmod(file.dir.Path(), 0o1777) },
-		"a link": func(file noteFile) error {
-			return errors.Join(os.Rename(file.path(), file.dir.File("x")), os.Symlink("x", file.path()))
+	for name, spoil := range map[string]func(file NoteFile) error{
+		"others may write it":            func(file NoteFile) error { return os.Chmod(file.Path(), 0o666) },
+		"others may write the directory": func(file NoteFile) error { return os.Chmod(file.dir.Path(), 0o1777) },
+		"a link": func(file NoteFile) error {
+			return errors.Join(os.Rename(file.Path(), file.dir.File("x")), os.Symlink("x", file.Path()))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			file := newNoteFile(filepath.Join(t.TempDir(), "run"), "/certs")
-			file.write(someNote)
-			if got := file.read(); got != someNote {
+			file := NewNoteFile(filepath.Join(t.TempDir(), "run"), "/certs")
+			file.Write(someNote)
+			if got := file.Read(); got != someNote {
 				t.Fatalf("before: %+v", got)
 			}
 			if err := spoil(file); err != nil {
 				t.Fatal(err)
 			}
-			if got := file.read(); got != (note{}) {
+			if got := file.Read(); got != (Note{}) {
 				t.Errorf("read %+v", got)
 			}
 		})
@@ -102,9 +99,9 @@ func TestNoteThatCannotBeTrustedIsNone(t *testing.T) {
 }
 
 func TestNoteThatMakesNoSenseIsNone(t *testing.T) {
-	file := newNoteFile(t.TempDir(), "/certs")
-	file.write(someNote)
-	whole, err := os.ReadFile(file.path())
+	file := NewNoteFile(t.TempDir(), "/certs")
+	file.Write(someNote)
+	whole, err := os.ReadFile(file.Path())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,10 +109,10 @@ func TestNoteThatMakesNoSenseIsNone(t *testing.T) {
 		"", "null", "[]", "garbage", "{", string(whole[:len(whole)/2]), string(whole[:len(whole)-1]), string(whole) + "}",
 		`{"until":"2026-11-20T12:00:00Z"}`, `{"parent":{"pid":-1.5}}`, `{"rejected":true,"until":1e300}`, "\x00\x00\x00",
 	} {
-		if err := os.WriteFile(file.path(), []byte(garbage), 0o600); err != nil {
+		if err := os.WriteFile(file.Path(), []byte(garbage), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if got := file.read(); got != (note{}) {
+		if got := file.Read(); got != (Note{}) {
 			t.Errorf("%q: %+v", garbage, got)
 		}
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package authenticator
+package nodestate
 
 import (
 	"crypto/sha256"
@@ -12,13 +12,13 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
-// note records the answer of the last run. If the same parent runs the plugin again before the
+// Note records the answer of the last run. If the same parent runs the plugin again before the
 // expirationTimestamp, the API server probably answered 401. A plugin has no other way to learn
 // that.
 //
 // The note is best effort, on a file system that need not survive a reboot. Without it, a rejected
 // certificate is served until it is due.
-type note struct {
+type Note struct {
 	Parent process.ID `json:"parent"`
 	// Certificate is the SHA-256 of the printed certificate.
 	Certificate string `json:"certificate"`
@@ -31,39 +31,43 @@ type note struct {
 	Rejected bool `json:"rejected,omitempty"`
 }
 
-// noteFile is the file of the note for one certificate directory. It is as well protected as the
+// NoteFile is the file of the note for one certificate directory. It is as well protected as the
 // files there.
-type noteFile struct {
+type NoteFile struct {
 	dir  cache.Dir
 	name string
 }
 
-func newNoteFile(runtimeDir, certDir string) noteFile {
+// NewNoteFile returns the file of the note in the runtime directory.
+func NewNoteFile(runtimeDir, certDir string) NoteFile {
 	sum := sha256.Sum256([]byte(filepath.Clean(certDir)))
-	return noteFile{cache.At(runtimeDir), hex.EncodeToString(sum[:8]) + ".json"}
+	return NoteFile{cache.At(runtimeDir), hex.EncodeToString(sum[:8]) + ".json"}
 }
 
-// usable reports whether the directory is an absolute path. It may not be if the configuration is
+// Usable reports whether the directory is an absolute path. It may not be if the configuration is
 // invalid.
-func (f noteFile) usable() bool { return filepath.IsAbs(f.dir.Path()) }
+func (f NoteFile) Usable() bool { return filepath.IsAbs(f.dir.Path()) }
 
-// read returns the note, the zero note if there is none or it cannot be read.
-func (f noteFile) read() note {
-	var n note
-	if !f.usable() || f.dir.Check() != nil {
-		return note{}
+// Read returns the note, the zero note if there is none or it cannot be read.
+func (f NoteFile) Read() Note {
+	var n Note
+	if !f.Usable() || f.dir.Check() != nil {
+		return Note{}
 	}
 	data, _, err := f.dir.Read(f.name)
 	if err != nil || json.Unmarshal(data, &n) != nil {
-		return note{}
+		return Note{}
 	}
 	return n
 }
 
-// write replaces the note. It ignores errors.
-func (f noteFile) write(n note) {
+// Write replaces the note. It ignores errors.
+func (f NoteFile) Write(n Note) {
 	data, err := json.Marshal(n)
-	if err == nil && f.usable() && f.dir.Create() == nil {
+	if err == nil && f.Usable() && f.dir.Create() == nil {
 		_ = f.dir.Write(f.name, data)
 	}
 }
+
+// Path returns the path of the file.
+func (f NoteFile) Path() string { return f.dir.File(f.name) }
