@@ -57,9 +57,11 @@ func TestPluginStaysLean(t *testing.T) {
 // have none.
 var arrows = map[string][]string{
 	"cmd/kubelet-authenticator":           {"pkg/authenticator/command", "pkg/provider", "pkg/provider/insecure", "pkg/provider/tpm"},
-	"pkg/authenticator/command":           {"internal/cli", "internal/machineentry", "internal/oserror", "internal/outputformat", "internal/process", "internal/terminal", "internal/text", "pkg/attestation", "pkg/authenticator", "pkg/authenticator/reason", "pkg/cache", "pkg/doctor", "pkg/kubelet", "pkg/provider"},
-	"pkg/authenticator":                   {"internal/nodeaccess", "internal/oserror", "internal/process", "internal/strict", "internal/text", "internal/trustedfile", "pkg/attestation", "pkg/authenticator/nodestate", "pkg/authenticator/reason", "pkg/cache", "pkg/csr", "pkg/kubelet", "pkg/provider"},
+	"pkg/authenticator/command":           {"internal/cli", "internal/machineentry", "internal/oserror", "internal/outputformat", "internal/process", "internal/terminal", "internal/text", "pkg/attestation", "pkg/authenticator", "pkg/authenticator/enrol", "pkg/authenticator/nodestatus", "pkg/authenticator/reason", "pkg/cache", "pkg/doctor", "pkg/kubelet", "pkg/provider"},
+	"pkg/authenticator":                   {"internal/nodeaccess", "internal/oserror", "internal/process", "internal/strict", "internal/trustedfile", "pkg/authenticator/enrol", "pkg/authenticator/nodestate", "pkg/authenticator/nodestatus", "pkg/authenticator/reason", "pkg/cache", "pkg/csr", "pkg/kubelet", "pkg/provider"},
 	"pkg/authenticator/nodestate":         {"internal/nodeaccess", "internal/process", "internal/trustedfile", "pkg/attestation", "pkg/authenticator/reason", "pkg/cache"},
+	"pkg/authenticator/nodestatus":        {"internal/process", "internal/text", "pkg/attestation", "pkg/authenticator/nodestate", "pkg/authenticator/reason", "pkg/cache", "pkg/provider"},
+	"pkg/authenticator/enrol":             {"internal/nodeaccess", "internal/process", "internal/text", "pkg/attestation", "pkg/authenticator/nodestate", "pkg/authenticator/reason", "pkg/cache", "pkg/csr", "pkg/kubelet", "pkg/provider"},
 	"pkg/authenticator/reason":            {"internal/nodeaccess", "internal/oserror", "internal/text", "pkg/cache", "pkg/csr", "pkg/kubelet", "pkg/provider"},
 	"internal/cli":                        {"internal/outputformat", "internal/text"},
 	"internal/hostiletext":                {"internal/text"},
@@ -71,11 +73,11 @@ var arrows = map[string][]string{
 	"internal/checkup":                    {"internal/terminal", "internal/text"},
 	"internal/nodeaccess":                 {"internal/text", "internal/trustedfile", "pkg/attestation", "pkg/cache", "pkg/csr", "pkg/kubelet"},
 	"internal/strict":                     {"internal/text"},
-	"internal/statetest":                  {"pkg/csr/state"},                                                             // for tests
-	"internal/swtpm":                      {"pkg/tpm/template"},                                                          // for tests
-	"internal/testing/plugintest":         {"internal/process", "pkg/authenticator/reason", "pkg/cache", "pkg/provider"}, // for tests
+	"internal/statetest":                  {"pkg/csr/state"},                                                                                           // for tests
+	"internal/swtpm":                      {"pkg/tpm/template"},                                                                                        // for tests
+	"internal/testing/plugintest":         {"internal/process", "pkg/attestation", "pkg/authenticator/reason", "pkg/cache", "pkg/csr", "pkg/provider"}, // for tests
 	"pkg/cache":                           {"internal/process", "internal/trustedfile"},
-	"pkg/doctor":                          {"internal/checkup", "internal/nodeaccess", "internal/text", "internal/trustedfile", "pkg/attestation", "pkg/authenticator", "pkg/authenticator/nodestate", "pkg/authenticator/reason", "pkg/cache", "pkg/csr", "pkg/kubelet", "pkg/provider"},
+	"pkg/doctor":                          {"internal/checkup", "internal/nodeaccess", "internal/text", "internal/trustedfile", "pkg/attestation", "pkg/authenticator", "pkg/authenticator/enrol", "pkg/authenticator/nodestate", "pkg/authenticator/nodestatus", "pkg/authenticator/reason", "pkg/cache", "pkg/csr", "pkg/kubelet", "pkg/provider"},
 	"pkg/kubelet":                         {"internal/trustedfile", "pkg/cache"},
 	"pkg/controller/inventory":            {"internal/machineentry", "internal/text", "pkg/csr"},
 	"cmd/node-attestation-controller":     {"pkg/clusterapi", "pkg/controller/command"},

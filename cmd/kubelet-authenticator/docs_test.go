@@ -64,7 +64,7 @@ func TestDocumentsNameTestsThatExist(t *testing.T) {
 // What docs/architecture.md says are the steps are functions of the library.
 func TestStepsExist(t *testing.T) {
 	source := ""
-	for _, name := range []string{"run", "nodestate/status", "rejection", "supervisor", "worker", "enrolment", "conclude"} {
+	for _, name := range []string{"run", "nodestate/status", "rejection", "supervisor", "enrol/worker", "enrol/enrolment", "enrol/conclude"} {
 		source += readFile(t, "../../pkg/authenticator/"+name+".go")
 	}
 	named := regexp.MustCompile("\\*\\*`(\\w+)`\\*\\*").FindAllStringSubmatch(readFile(t, "../../docs/architecture.md"), -1)

@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
 // Review is the API server's answer about a credential.
@@ -36,4 +38,18 @@ func (a Access) Review(ctx context.Context) (Review, error) {
 		return Review{}, fmt.Errorf("review credential: %w", err)
 	}
 	return Review{answer.Status, review.Status.UserInfo.Username}, nil
+}
+
+// Review asks the API server which user it authenticates by the node's own certificate.
+func (n Node) Review(ctx context.Context, pair *cache.Pair) (Review, error) {
+	to, err := n.OwnAccess(pair)
+	if err != nil {
+		return Review{}, err
+	}
+	return to.Review(ctx)
+}
+
+// Accepts reports whether the API server authenticated the certificate as the node that it names.
+func (r Review) Accepts(pair *cache.Pair) bool {
+	return r.Status == http.StatusCreated && r.Username == pair.Leaf.Subject.CommonName
 }

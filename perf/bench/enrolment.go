@@ -17,7 +17,7 @@ import (
 	"k8s.io/client-go/rest"
 	csrutil "k8s.io/client-go/util/certificate/csr"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/enrol"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 )
@@ -76,20 +76,20 @@ const (
 var enrolmentParts = []string{partStart, partKey, partHello, partProof, partSecond, partDisk, partInstall, partHandOver}
 
 // partOf says which part a worker's step belongs to. proven is set once the TPM has made its proof.
-func partOf(step authenticator.Step, proven bool) string {
+func partOf(step enrol.Step, proven bool) string {
 	switch step {
-	case authenticator.StepLock, authenticator.StepTidy, authenticator.StepPrepare:
+	case enrol.StepLock, enrol.StepTidy, enrol.StepPrepare:
 		return partKey
-	case authenticator.StepSave, authenticator.StepSaveUID:
+	case enrol.StepSave, enrol.StepSaveUID:
 		return partDisk
-	case authenticator.StepProve:
+	case enrol.StepProve:
 		return partProof
-	case authenticator.StepFile, authenticator.StepChallenge, authenticator.StepWait:
+	case enrol.StepFile, enrol.StepChallenge, enrol.StepWait:
 		if proven {
 			return partSecond
 		}
 		return partHello
-	case authenticator.StepCheck, authenticator.StepInstall:
+	case enrol.StepCheck, enrol.StepInstall:
 		return partInstall
 	}
 	return partUnsettled // after the certificate is there
@@ -156,8 +156,8 @@ func divide(result *cache.Result, began time.Time, took time.Duration) map[strin
 	left := took - parts[partStart]
 	proven := false
 	for _, phase := range result.Phases {
-		step, spent := authenticator.Step(phase.Name), time.Duration(phase.Milliseconds*float64(time.Millisecond))
-		proven = proven || step == authenticator.StepProve
+		step, spent := enrol.Step(phase.Name), time.Duration(phase.Milliseconds*float64(time.Millisecond))
+		proven = proven || step == enrol.StepProve
 		if part := partOf(step, proven); part != partUnsettled {
 			parts[part] += spent
 			left -= spent

@@ -4,11 +4,7 @@ package authenticator
 
 import (
 	"bytes"
-	"encoding/base64"
-	"errors"
-	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -22,32 +18,6 @@ import (
 
 // hunter is a secret that must not be in any error.
 const hunter = "hunter2hunter2"
-
-// kubeconfig returns one with those lines in its cluster and its user.
-func kubeconfig(cluster, user string) string {
-	indent := func(lines string) string {
-		return "    " + strings.ReplaceAll(strings.TrimSpace(lines), "\n", "\n    ") + "\n"
-	}
-	return "apiVersion: v1\nkind: Config\ncurrent-context: x\ncontexts:\n- name: x\n  context: {cluster: x, user: x}\n" +
-		"clusters:\n- name: x\n  cluster:\n" + indent(cluster) +
-		"users:\n- name: x\n  user:\n" + indent(user)
-}
-
-func base64Of(data []byte) string { return base64.StdEncoding.EncodeToString(data) }
-
-// onServer is a cluster's description in a kubeconfig.
-func onServer(server string, ca []byte) string {
-	return fmt.Sprintf("server: %s\ncertificate-authority-data: %s", server, base64Of(ca))
-}
-
-func writeFile(t testing.TB, dir, name, content string) string {
-	t.Helper()
-	path := filepath.Join(dir, name)
-	if err := errors.Join(os.MkdirAll(dir, 0o700), os.WriteFile(path, []byte(content), 0o600)); err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
 
 // What the kubelet asks for never decides where the bootstrap credential goes, or which CA is
 // trusted with it.
@@ -68,7 +38,7 @@ func TestBootstrapCredentialStaysWithItsCluster(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := testAuthenticator(t)
-			a.node.Access.Bootstrap = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(server, ca), "token: "+hunter))
+			a.node.Access.Bootstrap = plugintest.WriteFile(t, t.TempDir(), "b.conf", plugintest.Kubeconfig(plugintest.OnServer(server, ca), "token: "+hunter))
 			a.ask(ExecInfo{APIVersion: execV1, Cluster: c.asked})
 			got, err := a.node.Access.BootstrapAccess()
 			if !c.used {
@@ -98,7 +68,7 @@ func TestBootstrapIsSearchedForInOrder(t *testing.T) {
 	if _, err := os.Stat(kubelet.BootstrapFile); err == nil {
 		t.Skip("this machine has a bootstrap kubeconfig of kubeadm's own")
 	}
-	conf := kubeconfig(onServer("https://10.0.0.1:6443", plugintest.NewCA(t)), "token: ")
+	conf := plugintest.Kubeconfig(plugintest.OnServer("https://10.0.0.1:6443", plugintest.NewCA(t)), "token: ")
 	t.Run("none", func(t *testing.T) {
 		a := testAuthenticator(t)
 		a.node.Access.Bootstrap = ""
@@ -160,7 +130,7 @@ func TestOwnCertificateGoesToTheClusterAskedFor(t *testing.T) {
 			a := testAuthenticator(t)
 			a.ask(ExecInfo{Cluster: c.asked})
 			if c.bootstrap {
-				a.node.Access.Bootstrap = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer("https://bootstrap:6443", ca)+"\nproxy-url: http://proxy:3128", "token: "+hunter))
+				a.node.Access.Bootstrap = plugintest.WriteFile(t, t.TempDir(), "b.conf", plugintest.Kubeconfig(plugintest.OnServer("https://bootstrap:6443", ca)+"\nproxy-url: http://proxy:3128", "token: "+hunter))
 			}
 			own := *pair
 			own.Origin = c.origin

@@ -23,13 +23,14 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestatus"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
 // announcer is an API server with the announcement and a Node, before one with requests.
 type announcer struct {
-	apiServer
+	plugintest.APIServer
 
 	get, patch http.HandlerFunc
 	// tryWrite answers the dry run of a write. It answers 200 if it is nil.
@@ -47,7 +48,7 @@ func (s *announcer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		"PATCH /api/v1/nodes/a": s.patch,
 	}[r.Method+" "+r.URL.Path]
 	if next == nil && r.URL.Query().Get("dryRun") == "" {
-		s.apiServer.ServeHTTP(w, r)
+		s.APIServer.ServeHTTP(w, r)
 		return
 	}
 	if r.URL.Query().Get("dryRun") == "All" {
@@ -61,7 +62,7 @@ func (s *announcer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Method == http.MethodPatch {
 		s.patched, _ = io.ReadAll(r.Body)
 		if r.Header.Get("Content-Type") != "application/merge-patch+json" {
-			s.t.Errorf("it is no merge patch: %s", r.Header.Get("Content-Type"))
+			s.T.Errorf("it is no merge patch: %s", r.Header.Get("Content-Type"))
 		}
 	}
 	if len(r.TLS.PeerCertificates) > 0 {
@@ -96,7 +97,7 @@ func configMapOf(t testing.TB, data string) http.HandlerFunc {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return answerCode(200, string(body))
+	return plugintest.AnswerCode(200, string(body))
 }
 
 // rotate is a renewal of all nodes that starts at noon, of the certificates from before noon.
@@ -112,10 +113,10 @@ func rotate(change func(*attestation.Renewal)) attestation.Renewal {
 // half a day old, and its API server announces no renewal.
 func announced(t *testing.T) (*Authenticator, *announcer, *cache.Pair) {
 	t.Helper()
-	api := &announcer{get: configMap(t), patch: answerCode(200, "{}")}
-	api.t, api.review = t, answerCode(201, someone) // these tests' runs follow one another too soon
-	api.decide = func(object *certificatesv1.CertificateSigningRequest) {
-		object.Status.Certificate = sign(t, pkcs10Of(t, object.Spec.Request), func(c *x509.Certificate) { c.NotAfter = plugintest.Noon.Add(12 * time.Hour) })
+	api := &announcer{get: configMap(t), patch: plugintest.AnswerCode(200, "{}")}
+	api.T, api.Review = t, plugintest.AnswerCode(201, plugintest.Someone) // these tests' runs follow one another too soon
+	api.Decide = func(object *certificatesv1.CertificateSigningRequest) {
+		object.Status.Certificate = plugintest.Sign(t, plugintest.PKCS10Of(t, object.Spec.Request), func(c *x509.Certificate) { c.NotAfter = plugintest.Noon.Add(12 * time.Hour) })
 	}
 	server, ca := plugintest.TLSServer(t, api, func(s *httptest.Server) {
 		s.TLS = &tls.Config{ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12}
@@ -175,7 +176,7 @@ func TestExpirationIsTheNextCheck(t *testing.T) {
 	spread := map[time.Duration]bool{}
 	for minute := range 40 {
 		checked := plugintest.Noon.Add(-time.Duration(minute) * time.Minute)
-		writeState(t, a, &cache.State{Announcement: &cache.Announcement{Checked: checked}})
+		plugintest.WriteState(t, a.node.Dir(), &cache.State{Announcement: &cache.Announcement{Checked: checked}})
 		a.at(checked)
 		in := expires(t, a)
 		if in < 11*time.Minute || in > 15*time.Minute {
@@ -218,7 +219,7 @@ func TestRunStartsACheck(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a, _, pair := announced(t)
 			if c.state != nil {
-				writeState(t, a, c.state)
+				plugintest.WriteState(t, a.node.Dir(), c.state)
 			}
 			started := false
 			start := workerThat(t, func() {}) // it hangs
@@ -319,9 +320,9 @@ func TestCheck(t *testing.T) {
 		want cache.Announcement
 	}{
 		"nothing announced": {configMap(t), answered(true, nil)},
-		"no entry":          {answerCode(200, `{"kind":"ConfigMap"}`), answered(true, nil)},
-		"404":               {answerCode(404, `{"kind":"Status"}`), answered(false, nil)},
-		"403":               {answerCode(403, `{"kind":"Status"}`), answered(false, nil)},
+		"no entry":          {plugintest.AnswerCode(200, `{"kind":"ConfigMap"}`), answered(true, nil)},
+		"404":               {plugintest.AnswerCode(404, `{"kind":"Status"}`), answered(false, nil)},
+		"403":               {plugintest.AnswerCode(403, `{"kind":"Status"}`), answered(false, nil)},
 		"for all, later": {configMap(t, rotate(func(r *attestation.Renewal) { r.Start = plugintest.Noon.Add(time.Hour) })),
 			answered(true, &cache.Renewal{Name: "rotate", IssuedBefore: plugintest.Noon, DueAt: plugintest.Noon.Add(time.Hour)})},
 		"for this node, later": {configMap(t, rotate(func(r *attestation.Renewal) {
@@ -341,12 +342,12 @@ func TestCheck(t *testing.T) {
 		"malformed":            {configMapOf(t, `{"version":1,"renewals":[{}]}`), kept("without issuedBefore")},
 		"not JSON":             {configMapOf(t, `nonsense`), kept("invalid character")},
 		"oversized":            {configMapOf(t, long+"x"), kept("longer than")},
-		"endless":              {answerCode(200, `{"kind":"ConfigMap","data":{"x":"`+strings.Repeat(long, 8)), kept("at most")},
-		"of another kind":      {answerCode(200, `{"kind":"Secret"}`), kept("not a ConfigMap")},
+		"endless":              {plugintest.AnswerCode(200, `{"kind":"ConfigMap","data":{"x":"`+strings.Repeat(long, 8)), kept("at most")},
+		"of another kind":      {plugintest.AnswerCode(200, `{"kind":"Secret"}`), kept("not a ConfigMap")},
 		"of a web server":      {plugintest.AnswerPage(200), kept("not a ConfigMap")},
-		"500":                  {answerCode(500, `{"message":"etcd:\nleader changed"}`), kept("500: etcd: leader changed")},
-		"401":                  {answerCode(401, `{"message":"Unauthorized"}`), kept("401: Unauthorized")},
-		"overloaded":           {answerCode(429, `{"message":"later"}`), kept("429: later")},
+		"500":                  {plugintest.AnswerCode(500, `{"message":"etcd:\nleader changed"}`), kept("500: etcd: leader changed")},
+		"401":                  {plugintest.AnswerCode(401, `{"message":"Unauthorized"}`), kept("401: Unauthorized")},
+		"overloaded":           {plugintest.AnswerCode(429, `{"message":"later"}`), kept("429: later")},
 		"redirect":             {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", http.StatusFound) }, kept("302")},
 		"hangs up":             {func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, kept("EOF")},
 		"no answer":            {plugintest.Hang, kept("no answer in time")},
@@ -358,7 +359,7 @@ func TestCheck(t *testing.T) {
 			last := &cache.Result{Reason: string(reason.RequestDenied), Finished: plugintest.Noon.Add(-2 * time.Hour)}
 			was := before
 			was.Certificate = pair.Fingerprint()
-			writeState(t, a, &cache.State{Last: last, Failures: 3, Refusals: 2, Announcement: &was})
+			plugintest.WriteState(t, a.node.Dir(), &cache.State{Last: last, Failures: 3, Refusals: 2, Announcement: &was})
 			if err := a.Work(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -375,8 +376,8 @@ func TestCheck(t *testing.T) {
 			if err != nil || !reflect.DeepEqual(state.Last, last) || state.Failures != 3 || state.Refusals != 2 || !state.NextAttempt.IsZero() {
 				t.Errorf("it counts as a worker: %+v, %v", state, err)
 			}
-			if len(api.filed) > 0 || api.seen() != "GET" || !bytes.Equal(api.shown, pair.Leaf.Raw) {
-				t.Errorf("%d requests were filed", len(api.filed))
+			if len(api.Filed) > 0 || api.seen() != "GET" || !bytes.Equal(api.shown, pair.Leaf.Raw) {
+				t.Errorf("%d requests were filed", len(api.Filed))
 			}
 			if a.node.Dir().Worker().PID != 0 || nodestate.LeftNoResult(got.Worker, state) {
 				t.Error("it counts as a worker that died")
@@ -395,8 +396,8 @@ func TestAnnouncedRenewal(t *testing.T) {
 		t.Fatal(err)
 	}
 	pair, err := a.node.Dir().Current()
-	if err != nil || pair.Fingerprint() == old.Fingerprint() || len(api.filed) != 1 || api.filed[0] != "certificate" {
-		t.Fatalf("it did not renew: %v, %v", api.filed, err)
+	if err != nil || pair.Fingerprint() == old.Fingerprint() || len(api.Filed) != 1 || api.Filed[0] != "certificate" {
+		t.Fatalf("it did not renew: %v, %v", api.Filed, err)
 	}
 	if !pair.Leaf.NotBefore.Before(plugintest.Noon) {
 		t.Fatal("the new certificate is not backdated")
@@ -410,14 +411,14 @@ func TestAnnouncedRenewal(t *testing.T) {
 	}
 	api.seen()
 	a.at(plugintest.Noon.Add(20 * time.Minute))
-	if err := a.Work(t.Context()); err != nil || api.seen() != "GET" || len(api.filed) != 1 {
-		t.Errorf("it renewed again: %v, %v", api.filed, err)
+	if err := a.Work(t.Context()); err != nil || api.seen() != "GET" || len(api.Filed) != 1 {
+		t.Errorf("it renewed again: %v, %v", api.Filed, err)
 	}
 	// A name can be used again.
 	api.get = configMap(t, rotate(func(r *attestation.Renewal) { r.IssuedBefore = plugintest.Noon.Add(30 * time.Minute) }))
 	a.at(plugintest.Noon.Add(35 * time.Minute))
-	if err := a.Work(t.Context()); err != nil || len(api.filed) != 2 {
-		t.Errorf("another renewal of that name was not made: %v, %v", api.filed, err)
+	if err := a.Work(t.Context()); err != nil || len(api.Filed) != 2 {
+		t.Errorf("another renewal of that name was not made: %v, %v", api.Filed, err)
 	}
 	// What is not announced any more is forgotten.
 	api.get = configMap(t)
@@ -431,40 +432,40 @@ func TestAnnouncedRenewal(t *testing.T) {
 // announced renewal selects it.
 func TestRefusedCertificateIsReplaced(t *testing.T) {
 	t.Parallel()
-	refused := answerCode(403, `{"message":"leases is forbidden: `+attestation.MessageRevoked+`"}`)
+	refused := plugintest.AnswerCode(403, `{"message":"leases is forbidden: `+attestation.MessageRevoked+`"}`)
 	for name, c := range map[string]struct {
 		write, get http.HandlerFunc
 		last       time.Duration // ago
 		renews     bool
 	}{
 		"refused":                   {refused, configMap(t), time.Hour, true},
-		"not refused":               {answerCode(200, "{}"), configMap(t), time.Hour, false},
-		"refused, just issued":      {refused, configMap(t), refusedGrace - time.Second, false},
-		"refused, no announcements": {refused, answerCode(404, `{"kind":"Status"}`), time.Hour, false},
-		"suspended":                 {answerCode(403, `{"message":"`+attestation.MessageSuspended+`"}`), configMap(t), time.Hour, false},
+		"not refused":               {plugintest.AnswerCode(200, "{}"), configMap(t), time.Hour, false},
+		"refused, just issued":      {refused, configMap(t), time.Minute - time.Second, false},
+		"refused, no announcements": {refused, plugintest.AnswerCode(404, `{"kind":"Status"}`), time.Hour, false},
+		"suspended":                 {plugintest.AnswerCode(403, `{"message":"`+attestation.MessageSuspended+`"}`), configMap(t), time.Hour, false},
 		"refused, renewal later":    {refused, configMap(t, rotate(func(r *attestation.Renewal) { r.Start = plugintest.Noon.Add(time.Hour) })), time.Hour, true},
-		"by another policy":         {answerCode(403, `{"message":"not on Fridays"}`), configMap(t), time.Hour, false},
-		"overloaded":                {answerCode(429, `{"message":"`+attestation.MessageRevoked+`"}`), configMap(t), time.Hour, false},
+		"by another policy":         {plugintest.AnswerCode(403, `{"message":"not on Fridays"}`), configMap(t), time.Hour, false},
+		"overloaded":                {plugintest.AnswerCode(429, `{"message":"`+attestation.MessageRevoked+`"}`), configMap(t), time.Hour, false},
 		"no Node, and refused": {func(w http.ResponseWriter, r *http.Request) {
 			if r.Method == http.MethodPatch {
-				answerCode(404, `{}`)(w, r)
+				plugintest.AnswerCode(404, `{}`)(w, r)
 				return
 			}
 			refused(w, r)
 		}, configMap(t), time.Hour, true},
-		"not found": {answerCode(404, `{"message":"`+attestation.MessageRevoked+`"}`), configMap(t), time.Hour, false},
+		"not found": {plugintest.AnswerCode(404, `{"message":"`+attestation.MessageRevoked+`"}`), configMap(t), time.Hour, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			a, api, old := announced(t)
 			api.get, api.tryWrite = c.get, c.write
-			writeState(t, a, &cache.State{Last: &cache.Result{Request: "r", Finished: plugintest.Noon.Add(-c.last)}})
+			plugintest.WriteState(t, a.node.Dir(), &cache.State{Last: &cache.Result{Request: "r", Finished: plugintest.Noon.Add(-c.last)}})
 			if err := a.Work(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			pair, err := a.node.Dir().Current()
-			if err != nil || (pair.Fingerprint() != old.Fingerprint()) != c.renews || (len(api.filed) > 0) != c.renews {
-				t.Fatalf("filed %q, %v", api.filed, err)
+			if err != nil || (pair.Fingerprint() != old.Fingerprint()) != c.renews || (len(api.Filed) > 0) != c.renews {
+				t.Fatalf("filed %q, %v", api.Filed, err)
 			}
 			got := found(t, a)
 			if got.Renewal != nil || got.Problem != "" {
@@ -487,15 +488,15 @@ func TestAnnouncedMoment(t *testing.T) {
 	due := plugintest.Noon.Add(5 * time.Minute)
 	renewal := &cache.Renewal{Name: "rotate", IssuedBefore: plugintest.Noon, DueAt: due}
 	stored := cache.Announcement{Checked: plugintest.Noon, Answered: plugintest.Noon, Exists: true, Certificate: pair.Fingerprint(), Renewal: renewal, Reported: pair.Fingerprint()}
-	writeState(t, a, &cache.State{Announcement: &stored})
+	plugintest.WriteState(t, a.node.Dir(), &cache.State{Announcement: &stored})
 	if in := expires(t, a); in != 5*time.Minute {
 		t.Errorf("client-go asks again in %s", in)
 	}
 	o := a.Overview()
-	if o.State != StateOK || !strings.Contains(o.Message, `due at 2026-11-20T12:05:00Z by the announced renewal "rotate"`) {
+	if o.State != nodestatus.StateOK || !strings.Contains(o.Message, `due at 2026-11-20T12:05:00Z by the announced renewal "rotate"`) {
 		t.Errorf("%s: %s", o.State, o.Message)
 	}
-	want := &AnnouncementOverview{Checked: plugintest.Noon, Answered: plugintest.Noon, NextCheck: o.Announcement.NextCheck, Exists: true, Renewal: "rotate", DueAt: due, Reported: true}
+	want := &nodestatus.AnnouncementOverview{Checked: plugintest.Noon, Answered: plugintest.Noon, NextCheck: o.Announcement.NextCheck, Exists: true, Renewal: "rotate", DueAt: due, Reported: true}
 	if !reflect.DeepEqual(o.Announcement, want) || !o.Announcement.NextCheck.After(plugintest.Noon) {
 		t.Errorf("%+v", o.Announcement)
 	}
@@ -513,11 +514,11 @@ func TestAnnouncedMoment(t *testing.T) {
 	if err != nil || !started || printed(t, answer).ExpirationTimestamp.Sub(due) > 31*time.Second {
 		t.Errorf("%v, %v, started: %v", answer, err, started)
 	}
-	if o := a.Overview(); o.State != StateDue || o.Certificate.Due != "a renewal was announced" {
+	if o := a.Overview(); o.State != nodestatus.StateDue || o.Certificate.Due != "a renewal was announced" {
 		t.Errorf("%s: %s", o.State, o.Message)
 	}
 	a.at(due.Add(16 * time.Minute))
-	if o := a.Overview(); o.State != StateFailing || !strings.Contains(o.Message, `"rotate" has been due since`) {
+	if o := a.Overview(); o.State != nodestatus.StateFailing || !strings.Contains(o.Message, `"rotate" has been due since`) {
 		t.Errorf("%s: %s", o.State, o.Message)
 	}
 	a.at(due)
@@ -573,7 +574,7 @@ func TestCertificateIsReported(t *testing.T) {
 	if in := expires(t, a); in > 31*time.Second { // what the check finds besides is not missed
 		t.Errorf("with the report client-go asks again in %s", in)
 	}
-	api.patch = answerCode(403, `{"message":"nodes is forbidden"}`)
+	api.patch = plugintest.AnswerCode(403, `{"message":"nodes is forbidden"}`)
 	report("refused", "GET PATCH")
 	if got := found(t, a); got.Reported != old.Fingerprint() || got.NotReported != next.Fingerprint() || !strings.Contains(got.ReportProblem, "403: nodes is forbidden") {
 		t.Errorf("found %+v", got)
@@ -589,39 +590,14 @@ func TestCertificateIsReported(t *testing.T) {
 	left := 2
 	api.patch = func(w http.ResponseWriter, r *http.Request) {
 		if left--; left >= 0 {
-			answerCode(403, `{"message":"`+attestation.MessageRevoked+`"}`)(w, r)
+			plugintest.AnswerCode(403, `{"message":"`+attestation.MessageRevoked+`"}`)(w, r)
 		}
 	}
 	report("the next check, before the policies know the certificate", "GET PATCH PATCH PATCH")
 
-	api.get = answerCode(404, `{}`)
+	api.get = plugintest.AnswerCode(404, `{}`)
 	a.at(plugintest.Noon.Add(45 * time.Minute))
 	plugintest.InstallPair(t, a.node.Dir(), old)
 	a.node.Note.Write(nodestate.Note{Parent: plugintest.Asker, Certificate: old.Fingerprint(), Until: plugintest.Noon.Unix()})
 	report("no announcements here", "GET")
-}
-
-// A request that was filed before the moment from which on certificates count is no renewal.
-func TestRenewalByAnEarlierRequest(t *testing.T) {
-	old, other := plugintest.NewPair(t, nil), plugintest.NewPair(t, nil)
-	renewal := &cache.Renewal{Name: "rotate", IssuedBefore: plugintest.Noon, DueAt: plugintest.Noon.Add(time.Minute)}
-	for name, c := range map[string]struct {
-		found    *cache.Announcement
-		replaced *cache.Pair
-		filed    time.Time
-		want     bool
-	}{
-		"after it":            {&cache.Announcement{Certificate: old.Fingerprint(), Renewal: renewal}, old, plugintest.Noon, true},
-		"before it":           {&cache.Announcement{Certificate: old.Fingerprint(), Renewal: renewal}, old, plugintest.Noon.Add(-time.Second), false},
-		"done already":        {&cache.Announcement{Certificate: old.Fingerprint(), Renewal: renewal, Done: []cache.Renewal{*renewal}}, old, plugintest.Noon, false},
-		"another certificate": {&cache.Announcement{Certificate: old.Fingerprint(), Renewal: renewal}, other, plugintest.Noon, false},
-		"no certificate":      {&cache.Announcement{Certificate: old.Fingerprint(), Renewal: renewal}, nil, plugintest.Noon, false},
-		"no renewal":          {&cache.Announcement{Certificate: old.Fingerprint()}, old, plugintest.Noon, false},
-		"no check":            {nil, old, plugintest.Noon, false},
-	} {
-		state := &cache.State{Announcement: c.found}
-		if got := markRenewalDone(state, c.replaced, c.filed); got != c.want {
-			t.Errorf("%s: done: %v", name, got)
-		}
-	}
 }

@@ -4,13 +4,16 @@ package authenticator
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"os"
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/enrol"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestatus"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
@@ -22,23 +25,14 @@ type Authenticator struct {
 	// node has the settings that decide what the node's files mean. If node.Invalid is set, Run
 	// prints a certificate that is still valid, and does nothing else.
 	node *nodestate.Node
-
-	provider          provider.Provider // nil if the settings are invalid
-	providerID        string            // as given, else empty
-	keepBootstrap     bool
-	signerName        string
-	expirationSeconds *int32 // nil leaves the lifetime to the signer
-	waitTimeout       time.Duration
-	// reviewTimeout is the constant, except in tests.
-	reviewTimeout   time.Duration
-	renewalWait     time.Duration
-	metricsTextfile string // as given, else empty
-	exec            ExecInfo
-	parent          process.ID // the zero ID for a person
-	startWorker     func() (process.ID, error)
-	workerDeadline  time.Duration
-	step            func(Step)
-	built           time.Time // a clock that shows an earlier time is wrong; zero if unknown
+	// enroller is the worker, which gets certificates. Its provider is nil if the settings are
+	// invalid.
+	enroller    *enrol.Enroller
+	waitTimeout time.Duration
+	renewalWait time.Duration
+	exec        ExecInfo
+	parent      process.ID // the zero ID for a person
+	startWorker func() (process.ID, error)
 }
 
 // New checks the Options. Its error is the ConfigError, or a Failure with reason Configuration or
@@ -51,19 +45,22 @@ func New(o Options) (*Authenticator, error) {
 		Dir: cache.At(c.CertDir), Bootstrap: c.BootstrapKubeconfig, KubeletBootstrap: c.KubeletBootstrapKubeconfig,
 		Asked: o.Exec.origin(), AskedBy: cmp.Or(o.Exec.Source, ExecInfoVariable), Insecure: o.Exec.insecure(), UserAgent: o.UserAgent,
 	}
+	node := &nodestate.Node{
+		Access: access, Note: nodestate.NewNoteFile(c.RuntimeDir, c.CertDir), Name: c.NodeName,
+		CheckInterval: c.CheckInterval.Duration, Now: time.Now,
+	}
 	a := &Authenticator{
-		node: &nodestate.Node{
-			Access: access, Note: nodestate.NewNoteFile(c.RuntimeDir, c.CertDir), Name: c.NodeName,
-			CheckInterval: c.CheckInterval.Duration, Now: time.Now,
+		node: node,
+		enroller: &enrol.Enroller{
+			Node: node, ProviderID: c.ProviderID, SignerName: c.SignerName, KeepBootstrap: c.KeepBootstrapCredential,
+			MetricsTextfile: c.MetricsTextfile, Deadline: o.WorkerDeadline, ReviewTimeout: reviewTimeout, Built: o.Built, Step: o.OnStep,
 		},
-		providerID: c.ProviderID, keepBootstrap: c.KeepBootstrapCredential,
-		signerName: c.SignerName, waitTimeout: c.WaitTimeout.Duration, reviewTimeout: reviewTimeout, renewalWait: c.RenewalWait.Duration,
-		metricsTextfile: c.MetricsTextfile, exec: o.Exec, parent: o.Parent,
-		startWorker: o.StartWorker, workerDeadline: o.WorkerDeadline, step: o.OnStep, built: o.Built,
+		waitTimeout: c.WaitTimeout.Duration, renewalWait: c.RenewalWait.Duration,
+		exec: o.Exec, parent: o.Parent, startWorker: o.StartWorker,
 	}
 	if d := c.Expiration.Duration; d != 0 {
 		seconds := int32(min(d, longestLifetime) / time.Second) //nolint:gosec // G115: longestLifetime fits
-		a.expirationSeconds = &seconds
+		a.enroller.ExpirationSeconds = &seconds
 	}
 	if err := a.complete(o); err != nil {
 		a.node.Invalid = reason.Configuration.Failure("see --help and kubelet-authenticator-config(5), docs/configuration.md, for what each setting may be", err)
@@ -87,12 +84,12 @@ func (a *Authenticator) complete(o Options) error {
 	if err != nil {
 		return err
 	}
-	a.provider = made
+	a.enroller.Provider = made
 	a.node.Access.Provider, a.node.Access.Renews = made.Name(), made.Renews()
-	if a.signerName == "" {
-		a.signerName = made.SignerName()
+	if a.enroller.SignerName == "" {
+		a.enroller.SignerName = made.SignerName()
 	}
-	return csr.CheckSignerName("signerName", a.signerName)
+	return csr.CheckSignerName("signerName", a.enroller.SignerName)
 }
 
 // OpenLog opens the log of a detached worker, in the certificate directory.
@@ -103,13 +100,34 @@ func (a *Authenticator) OpenLog() (*os.File, error) {
 	return a.node.Dir().OpenLog()
 }
 
-// Step names a step of a run or a worker.
-type Step string
+// Work gets a new certificate if one is needed. It is the whole life of a worker.
+func (a *Authenticator) Work(ctx context.Context) error { return a.enroller.Work(ctx) }
+
+// Rehearse attests under signers that issue no certificate. It calls remark once with each reason
+// for which the rehearsal waits.
+func (a *Authenticator) Rehearse(ctx context.Context, kubeconfig string, remark func(error)) (*enrol.Rehearsal, error) {
+	return a.enroller.Rehearse(ctx, kubeconfig, remarkOnce(remark))
+}
+
+// DryRun builds a request and has the API server check it if one can be reached.
+func (a *Authenticator) DryRun(ctx context.Context) *enrol.Report {
+	return a.enroller.DryRun(ctx, a.waitTimeout)
+}
+
+// DiscardBootstrap deletes the copy of the bootstrap kubeconfig that "prepare" made, once the API
+// server accepts the node's certificate. It reports whether the file was deleted.
+func (a *Authenticator) DiscardBootstrap(ctx context.Context) (bool, error) {
+	return a.enroller.DiscardBootstrap(ctx)
+}
+
+// Overview reads the node's files. It takes no lock, writes nothing, and uses neither the network
+// nor the provider's device.
+func (a *Authenticator) Overview() *nodestatus.Overview {
+	n := nodestatus.Node{Node: a.node, Provider: a.enroller.Provider, SignerName: a.enroller.SignerName}
+	return n.Overview()
+}
 
 // Steps lists the steps of a run, and then those of a worker, in their order.
-func Steps() []Step {
-	return []Step{
-		stepStatus, stepStartWorker, stepPrint,
-		StepLock, StepTidy, StepAnnouncement, StepReport, StepPrepare, StepSave, StepFile, StepSaveUID, StepChallenge, StepProve, StepWait, StepCheck, StepInstall, stepRecord, stepForget,
-	}
+func Steps() []enrol.Step {
+	return append([]enrol.Step{stepStatus, stepStartWorker, stepPrint}, enrol.Steps()...)
 }

@@ -7,6 +7,8 @@ import (
 	"crypto/x509"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/enrol"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 )
 
@@ -61,6 +63,34 @@ func (a *Authenticator) AwaitFirst(ctx context.Context, wait time.Duration, rema
 		case <-ctx.Done():
 			return nil, failure
 		case <-time.After(startRetryPause):
+		}
+	}
+}
+
+// unanswered is the time without an answer after which a remark is shown.
+const unanswered = 5 * time.Second
+
+// progress returns what the pending request waits for. It is nil while that is not known, and until
+// the time unanswered has passed since the request was filed.
+func (a *Authenticator) progress() *reason.Failure {
+	pending, err := a.node.Dir().Pending()
+	if err != nil || pending == nil || pending.Last().UID == "" {
+		return nil //nolint:nilerr // the worker reports what is wrong with the file
+	}
+	state := nodestate.ReadState(a.node.Dir())
+	if _, known := nodestate.WaitsFor(pending, state); !known && a.node.Now().Sub(pending.Last().FiledAt) < unanswered {
+		return nil
+	}
+	return enrol.StillWaiting(pending, state)
+}
+
+// remarkOnce returns a function that passes each text on once.
+func remarkOnce(remark func(error)) func(error) {
+	remarked := map[string]bool{}
+	return func(r error) {
+		if !remarked[r.Error()] {
+			remarked[r.Error()] = true
+			remark(r)
 		}
 	}
 }

@@ -24,7 +24,7 @@ func TestDiscardBootstrap(t *testing.T) {
 	t.Parallel()
 	const mark = "# Copied by kubelet-authenticator prepare.\n"
 	of := func(a *Authenticator, ca []byte) string {
-		return mark + kubeconfig(onServer(a.exec.Cluster.Server, ca), "token: abcdef.0123456789abcdef")
+		return mark + plugintest.Kubeconfig(plugintest.OnServer(a.exec.Cluster.Server, ca), "token: abcdef.0123456789abcdef")
 	}
 	copied := func(a *Authenticator) string { return of(a, a.exec.Cluster.CertificateAuthorityData) }
 	elsewhere := func(a *Authenticator) string { return of(a, plugintest.NewCA(t)) }
@@ -36,23 +36,23 @@ func TestDiscardBootstrap(t *testing.T) {
 		asked   int
 		says    string
 	}{
-		"taken":               {answerCode(201, someone), copied, nil, true, 1, ""},
-		"for somebody else":   {answerCode(201, `{"status":{"userInfo":{"username":"system:node:b"}}}`), copied, nil, false, 1, "system:node:b"},
-		"rejected":            {answerCode(401, ""), copied, nil, false, 1, "401"},
-		"no such API":         {answerCode(404, ""), copied, nil, false, 1, "404"},
+		"taken":               {plugintest.AnswerCode(201, plugintest.Someone), copied, nil, true, 1, ""},
+		"for somebody else":   {plugintest.AnswerCode(201, `{"status":{"userInfo":{"username":"system:node:b"}}}`), copied, nil, false, 1, "system:node:b"},
+		"rejected":            {plugintest.AnswerCode(401, ""), copied, nil, false, 1, "401"},
+		"no such API":         {plugintest.AnswerCode(404, ""), copied, nil, false, 1, "404"},
 		"no answer":           {plugintest.Hang, copied, nil, false, 1, "kept for now"},
-		"to be kept":          {answerCode(201, someone), copied, func(a *Authenticator) { a.keepBootstrap = true }, false, 0, ""},
-		"an operator's":       {answerCode(201, someone), func(*Authenticator) string { return "apiVersion: v1\n" }, nil, false, 0, ""},
-		"another cluster's":   {answerCode(201, someone), elsewhere, nil, false, 0, ""},
-		"nobody's":            {answerCode(201, someone), func(*Authenticator) string { return mark + "apiVersion: v1\n" }, nil, false, 0, "current-context"},
-		"configuration wrong": {answerCode(201, someone), copied, func(a *Authenticator) { a.node.Invalid = errors.New("wrong") }, false, 0, ""},
-		"no certificate":      {answerCode(201, someone), copied, func(a *Authenticator) { _ = os.Remove(a.node.Dir().File(cache.CurrentFile)) }, false, 0, ""},
-		"noted as rejected": {answerCode(201, someone), copied, func(a *Authenticator) {
+		"to be kept":          {plugintest.AnswerCode(201, plugintest.Someone), copied, func(a *Authenticator) { a.enroller.KeepBootstrap = true }, false, 0, ""},
+		"an operator's":       {plugintest.AnswerCode(201, plugintest.Someone), func(*Authenticator) string { return "apiVersion: v1\n" }, nil, false, 0, ""},
+		"another cluster's":   {plugintest.AnswerCode(201, plugintest.Someone), elsewhere, nil, false, 0, ""},
+		"nobody's":            {plugintest.AnswerCode(201, plugintest.Someone), func(*Authenticator) string { return mark + "apiVersion: v1\n" }, nil, false, 0, "current-context"},
+		"configuration wrong": {plugintest.AnswerCode(201, plugintest.Someone), copied, func(a *Authenticator) { a.node.Invalid = errors.New("wrong") }, false, 0, ""},
+		"no certificate":      {plugintest.AnswerCode(201, plugintest.Someone), copied, func(a *Authenticator) { _ = os.Remove(a.node.Dir().File(cache.CurrentFile)) }, false, 0, ""},
+		"noted as rejected": {plugintest.AnswerCode(201, plugintest.Someone), copied, func(a *Authenticator) {
 			pair, _ := a.node.Dir().Current()
 			a.node.Note.Write(nodestate.Note{Certificate: pair.Fingerprint(), Rejected: true})
 		}, false, 0, ""},
-		"state damaged": {answerCode(201, someone), copied, func(a *Authenticator) { _ = os.WriteFile(a.node.Dir().File(cache.StateFile), []byte("{"), 0o600) }, false, 1, "JSON"},
-		"a worker is at it": {answerCode(201, someone), copied, func(a *Authenticator) {
+		"state damaged": {plugintest.AnswerCode(201, plugintest.Someone), copied, func(a *Authenticator) { _ = os.WriteFile(a.node.Dir().File(cache.StateFile), []byte("{"), 0o600) }, false, 1, "JSON"},
+		"a worker is at it": {plugintest.AnswerCode(201, plugintest.Someone), copied, func(a *Authenticator) {
 			lock, err := a.node.Dir().TryLock()
 			if err != nil {
 				panic(err)
@@ -69,7 +69,7 @@ func TestDiscardBootstrap(t *testing.T) {
 			content := []byte(c.content(a))
 			plugintest.Put(t, a.node.Dir(), cache.BootstrapFile, content, 0o600)
 			if name == "no answer" {
-				a.reviewTimeout = reviewTimeout
+				a.enroller.ReviewTimeout = reviewTimeout
 			}
 			if c.arrange != nil {
 				c.arrange(a)
@@ -121,5 +121,44 @@ func TestAwaitFirstTakesWhatIsThere(t *testing.T) {
 	leaf, err := a.AwaitFirst(t.Context(), 0, func(err error) { t.Error(err) })
 	if err != nil || leaf.Subject.CommonName != "system:node:a" {
 		t.Error(leaf, err)
+	}
+}
+
+// prepare says what the request waits for as soon as that is known, and that nothing is known after
+// some seconds.
+func TestProgress(t *testing.T) {
+	t.Parallel()
+	filed := func(ago time.Duration, uid string) func(t *testing.T, a *Authenticator) {
+		return func(t *testing.T, a *Authenticator) {
+			plugintest.PutRecord(t, a.node.Dir(), plugintest.PendingSince(a.node.Now().Add(-ago), uid))
+		}
+	}
+	seen := func(request string) func(t *testing.T, a *Authenticator) {
+		return func(t *testing.T, a *Authenticator) {
+			filed(0, "uid")(t, a)
+			plugintest.PutRecord(t, a.node.Dir(), &cache.State{Waiting: &cache.Waiting{Request: request, Annotation: "MachineNotFound: run this"}})
+		}
+	}
+	const plain = "CertificateSigningRequest node-csr-x: signer example.com/signer has not issued a certificate yet"
+	for name, c := range map[string]struct {
+		arrange    func(t *testing.T, a *Authenticator)
+		says, hint string
+	}{
+		"no request":           {func(*testing.T, *Authenticator) {}, "", ""},
+		"not filed":            {filed(time.Hour, ""), "", ""},
+		"just filed":           {filed(0, "uid"), "", ""},
+		"filed some time ago":  {filed(unanswered, "uid"), plain, "see: kubectl describe csr node-csr-x"},
+		"the controller knows": {seen("node-csr-x"), plain + ": MachineNotFound", "run this"},
+		"another request":      {seen("node-csr-w"), "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			a := testAuthenticator(t)
+			c.arrange(t, a)
+			got := a.progress()
+			if (got == nil) != (c.says == "") || got != nil && (got.Error() != c.says || got.Hint != c.hint) {
+				t.Errorf("%+v", got)
+			}
+		})
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/unittest"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/enrol"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
@@ -35,21 +36,23 @@ func TestMain(m *testing.M) {
 func testAuthenticator(t testing.TB) *Authenticator {
 	t.Helper()
 	certs := filepath.Join(t.TempDir(), "certs")
-	a := &Authenticator{
-		node: &nodestate.Node{
-			Access: nodeaccess.Node{
-				Dir: cache.At(certs), Bootstrap: filepath.Join(t.TempDir(), "none"), KubeletBootstrap: kubelet.BootstrapFile,
-				AskedBy: ExecInfoVariable, UserAgent: "test/1",
-			},
-			Note: nodestate.NewNoteFile(filepath.Join(t.TempDir(), "run"), certs),
-			Name: "a",
-			Now:  func() time.Time { return plugintest.Noon },
+	node := &nodestate.Node{
+		Access: nodeaccess.Node{
+			Dir: cache.At(certs), Bootstrap: filepath.Join(t.TempDir(), "none"), KubeletBootstrap: kubelet.BootstrapFile,
+			AskedBy: ExecInfoVariable, UserAgent: "test/1",
 		},
-		signerName:  "example.com/signer",
-		waitTimeout: 10 * time.Second, renewalWait: 10 * time.Second, reviewTimeout: time.Minute,
-		step: func(Step) {},
-		// a run kills workers that outlive it, and here they are this very process
-		workerDeadline: 24 * time.Hour,
+		Note: nodestate.NewNoteFile(filepath.Join(t.TempDir(), "run"), certs),
+		Name: "a",
+		Now:  func() time.Time { return plugintest.Noon },
+	}
+	a := &Authenticator{
+		node: node,
+		enroller: &enrol.Enroller{
+			Node: node, SignerName: "example.com/signer", ReviewTimeout: time.Minute, Step: func(enrol.Step) {},
+			// a run kills workers that outlive it, and here they are this very process
+			Deadline: 24 * time.Hour,
+		},
+		waitTimeout: 10 * time.Second, renewalWait: 10 * time.Second,
 		startWorker: func() (process.ID, error) {
 			return process.ID{}, errors.New("no worker was to be started")
 		},
@@ -60,7 +63,7 @@ func testAuthenticator(t testing.TB) *Authenticator {
 
 // use gives the node another provider, nil for none.
 func (a *Authenticator) use(p provider.Provider) {
-	if a.provider = p; p == nil {
+	if a.enroller.Provider = p; p == nil {
 		a.node.Access.Provider, a.node.Access.Renews = "", false
 		return
 	}

@@ -32,7 +32,7 @@ func (a *Authenticator) Identify(ctx context.Context) (*Identity, error) {
 	if err != nil {
 		return nil, reason.Configuration.Failure(trustedfile.Hint(err, "set --node-name"), err)
 	}
-	identity := &Identity{NodeName: node.Name, ProviderID: a.providerID, Provider: inspector.Name()}
+	identity := &Identity{NodeName: node.Name, ProviderID: a.enroller.ProviderID, Provider: inspector.Name()}
 	if identity.ProviderID == "" {
 		if identity.ProviderID, err = inspector.ProviderID(ctx); err != nil {
 			return nil, reason.ClassifyProviderError(inspector, "provider ID", err)
@@ -62,9 +62,9 @@ func (a *Authenticator) inspector() (provider.Inspector, error) {
 	if a.node.Invalid != nil {
 		return nil, a.node.Invalid
 	}
-	inspector, ok := a.provider.(provider.Inspector)
+	inspector, ok := a.enroller.Provider.(provider.Inspector)
 	if !ok {
-		return nil, reason.Configuration.Failure("name another with --provider", fmt.Errorf("provider %s: there is no device behind it", a.provider.Name()))
+		return nil, reason.Configuration.Failure("name another with --provider", fmt.Errorf("provider %s: there is no device behind it", a.enroller.Provider.Name()))
 	}
 	return inspector, nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/enrol"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
@@ -43,7 +44,7 @@ type Options struct {
 	// wrong. The zero time means unknown.
 	Built time.Time
 	// OnStep is called before each step of a run or a worker. Optional.
-	OnStep func(Step)
+	OnStep func(enrol.Step)
 }
 
 // setDefaults fills the optional fields.
@@ -53,7 +54,7 @@ func (o *Options) setDefaults() {
 		o.StartWorker = func() (process.ID, error) { return process.ID{}, errors.New("Options.StartWorker is not set") }
 	}
 	if o.OnStep == nil {
-		o.OnStep = func(Step) {}
+		o.OnStep = func(enrol.Step) {}
 	}
 }
 

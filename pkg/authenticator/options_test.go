@@ -128,16 +128,16 @@ func TestNewTakesWhatItIsGiven(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if a.expirationSeconds == nil || *a.expirationSeconds != 5400 {
-		t.Errorf("expirationSeconds %v, want 5400", a.expirationSeconds)
+	if a.enroller.ExpirationSeconds == nil || *a.enroller.ExpirationSeconds != 5400 {
+		t.Errorf("expirationSeconds %v, want 5400", a.enroller.ExpirationSeconds)
 	}
-	if a.signerName != "example.com/tpm7-rsa" {
-		t.Errorf("the provider's settings or its signer are lost: %q", a.signerName)
+	if a.enroller.SignerName != "example.com/tpm7-rsa" {
+		t.Errorf("the provider's settings or its signer are lost: %q", a.enroller.SignerName)
 	}
 	config.Expiration.Duration = 0
 	config.SignerName = "example.org/other"
-	if a, err = New(Options{Config: config, Providers: testProviders()}); err != nil || a.expirationSeconds != nil || a.signerName != "example.org/other" {
-		t.Errorf("expirationSeconds %v, signer %q, %v", a.expirationSeconds, a.signerName, err)
+	if a, err = New(Options{Config: config, Providers: testProviders()}); err != nil || a.enroller.ExpirationSeconds != nil || a.enroller.SignerName != "example.org/other" {
+		t.Errorf("expirationSeconds %v, signer %q, %v", a.enroller.ExpirationSeconds, a.enroller.SignerName, err)
 	}
 }
 
@@ -159,14 +159,18 @@ func TestNewWithoutStartWorker(t *testing.T) {
 // Steps is what tests stop a run or a worker at: one that is not in it goes untested.
 func TestEveryStepIsListed(t *testing.T) {
 	var declared []string
-	for _, name := range []string{"run.go", "worker.go"} {
+	for _, name := range []string{"run.go", "enrol/enroller.go"} {
 		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
 		ast.Inspect(file, func(n ast.Node) bool {
 			if spec, ok := n.(*ast.ValueSpec); ok {
-				if kind, ok := spec.Type.(*ast.Ident); ok && kind.Name == "Step" {
+				kind := spec.Type
+				if selector, ok := kind.(*ast.SelectorExpr); ok {
+					kind = selector.Sel
+				}
+				if name, ok := kind.(*ast.Ident); ok && name.Name == "Step" {
 					text, err := strconv.Unquote(spec.Values[0].(*ast.BasicLit).Value)
 					if err != nil {
 						t.Fatal(err)

@@ -7,9 +7,7 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
 const (
@@ -35,32 +33,18 @@ func (a *Authenticator) noticeRejection(ctx context.Context, status *nodestate.S
 	if since := now.Sub(time.Unix(last.Reviewed, 0)); since >= 0 && since < reviewInterval {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, a.reviewTimeout)
+	ctx, cancel := context.WithTimeout(ctx, a.enroller.ReviewTimeout)
 	defer cancel()
-	if review, err := a.review(ctx, status.Pair); err == nil {
+	if review, err := a.node.Access.Review(ctx, status.Pair); err == nil {
 		rejected := status.Rejected
 		switch { // an overloaded API server gives neither answer
 		case review.Status == http.StatusUnauthorized:
 			rejected = true
-		case accepts(review, status.Pair):
+		case review.Accepts(status.Pair):
 			rejected = false
 		}
 		status.SetRejected(rejected)
 	}
 	last.Reviewed, last.Rejected = now.Unix(), status.Rejected
 	a.node.Note.Write(*last) // for the worker, and for other runs
-}
-
-// review asks the API server which user it authenticates by a certificate.
-func (a *Authenticator) review(ctx context.Context, pair *cache.Pair) (nodeaccess.Review, error) {
-	to, err := a.node.Access.OwnAccess(pair)
-	if err != nil {
-		return nodeaccess.Review{}, err
-	}
-	return to.Review(ctx)
-}
-
-// accepts reports whether the API server authenticated the certificate as the node that it names.
-func accepts(review nodeaccess.Review, pair *cache.Pair) bool {
-	return review.Status == http.StatusCreated && review.Username == pair.Leaf.Subject.CommonName
 }

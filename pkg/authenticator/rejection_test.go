@@ -79,21 +79,12 @@ func reviewed(t *testing.T, answer http.HandlerFunc) (*Authenticator, *reviewer)
 	return a, api
 }
 
-func answerCode(code int, body string) http.HandlerFunc {
-	return func(w http.ResponseWriter, _ *http.Request) {
-		w.WriteHeader(code)
-		_, _ = io.WriteString(w, body)
-	}
-}
-
-const someone = `{"status":{"userInfo":{"username":"system:node:a"}}}`
-
 func TestOnlyA401MarksTheCertificateAsRejected(t *testing.T) {
 	t.Parallel()
 	hangUp := func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
 	halfAnswer := func(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusCreated)
-		_, _ = io.WriteString(w, someone[:10])
+		_, _ = io.WriteString(w, plugintest.Someone[:10])
 		_ = http.NewResponseController(w).Flush()
 		plugintest.Hang(w, r)
 	}
@@ -102,21 +93,21 @@ func TestOnlyA401MarksTheCertificateAsRejected(t *testing.T) {
 		was    bool
 		want   bool
 	}{
-		"401":                               {answerCode(401, "Unauthorized"), false, true},
-		"401 again":                         {answerCode(401, "Unauthorized"), true, true},
-		"200":                               {answerCode(200, someone), false, false},
-		"201":                               {answerCode(201, someone), false, false},
-		"201, was rejected":                 {answerCode(201, someone), true, false},
-		"201, but no JSON":                  {answerCode(201, "<html>"), false, false},
-		"201, but no JSON, was rejected":    {answerCode(201, "<html>"), true, true},
-		"403":                               {answerCode(403, "Forbidden"), false, false},
-		"404":                               {answerCode(404, "old API server"), false, false},
-		"407":                               {answerCode(407, "proxy"), false, false},
-		"429":                               {answerCode(429, ""), false, false},
-		"500":                               {answerCode(500, ""), false, false},
-		"503":                               {answerCode(503, ""), false, false},
-		"429, was rejected":                 {answerCode(429, ""), true, true},
-		"503, was rejected":                 {answerCode(503, ""), true, true},
+		"401":                               {plugintest.AnswerCode(401, "Unauthorized"), false, true},
+		"401 again":                         {plugintest.AnswerCode(401, "Unauthorized"), true, true},
+		"200":                               {plugintest.AnswerCode(200, plugintest.Someone), false, false},
+		"201":                               {plugintest.AnswerCode(201, plugintest.Someone), false, false},
+		"201, was rejected":                 {plugintest.AnswerCode(201, plugintest.Someone), true, false},
+		"201, but no JSON":                  {plugintest.AnswerCode(201, "<html>"), false, false},
+		"201, but no JSON, was rejected":    {plugintest.AnswerCode(201, "<html>"), true, true},
+		"403":                               {plugintest.AnswerCode(403, "Forbidden"), false, false},
+		"404":                               {plugintest.AnswerCode(404, "old API server"), false, false},
+		"407":                               {plugintest.AnswerCode(407, "proxy"), false, false},
+		"429":                               {plugintest.AnswerCode(429, ""), false, false},
+		"500":                               {plugintest.AnswerCode(500, ""), false, false},
+		"503":                               {plugintest.AnswerCode(503, ""), false, false},
+		"429, was rejected":                 {plugintest.AnswerCode(429, ""), true, true},
+		"503, was rejected":                 {plugintest.AnswerCode(503, ""), true, true},
 		"hangs up":                          {hangUp, false, false},
 		"hangs up, was rejected":            {hangUp, true, true},
 		"hangs":                             {plugintest.Hang, false, false},
@@ -132,7 +123,7 @@ func TestOnlyA401MarksTheCertificateAsRejected(t *testing.T) {
 			a.node.Note.Write(asked)
 			s := a.node.Load()
 			if strings.HasPrefix(name, "hangs") && !strings.HasPrefix(name, "hangs up") {
-				a.reviewTimeout = reviewTimeout
+				a.enroller.ReviewTimeout = reviewTimeout
 			}
 			began := time.Now()
 			a.noticeRejection(t.Context(), &s)
@@ -190,7 +181,7 @@ func TestWhenTheAPIServerIsAsked(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			a, api := reviewed(t, answerCode(201, someone))
+			a, api := reviewed(t, plugintest.AnswerCode(201, plugintest.Someone))
 			plugintest.InstallPair(t, a.node.Dir(), pair)
 			a.node.Note.Write(c.note)
 			if c.change != nil {
@@ -208,7 +199,7 @@ func TestWhenTheAPIServerIsAsked(t *testing.T) {
 // However often client-go runs the plugin after a 401, the network is touched once a minute.
 func TestReviewsArePaced(t *testing.T) {
 	t.Parallel()
-	a, api := reviewed(t, answerCode(500, ""))
+	a, api := reviewed(t, plugintest.AnswerCode(500, ""))
 	pair := plugintest.NewPair(t, nil)
 	plugintest.InstallPair(t, a.node.Dir(), pair)
 	a.node.Note.Write(nodestate.Note{Parent: plugintest.Asker, Certificate: pair.Fingerprint(), Until: plugintest.Noon.Unix() + 3600})
@@ -239,16 +230,16 @@ func TestReviewNeedsAClusterAndIsNoFailureWithoutOne(t *testing.T) {
 
 func TestReviewSaysWhom(t *testing.T) {
 	t.Parallel()
-	a, api := reviewed(t, answerCode(201, someone))
+	a, api := reviewed(t, plugintest.AnswerCode(201, plugintest.Someone))
 	pair := plugintest.NewPair(t, nil)
-	review, err := a.review(t.Context(), pair)
+	review, err := a.node.Access.Review(t.Context(), pair)
 	if err != nil || review.Username != "system:node:a" || review.Status != 201 {
 		t.Errorf("%+v, %v", review, err)
 	}
-	api.answer = answerCode(401, someone)
+	api.answer = plugintest.AnswerCode(401, plugintest.Someone)
 	api.prefix = "/k8s/clusters/c-1" // an API server need not be at the root
 	a.node.Access.Asked.Server += api.prefix + "/"
-	if review, err = a.review(t.Context(), pair); err != nil || review.Username != "" || review.Status != 401 {
+	if review, err = a.node.Access.Review(t.Context(), pair); err != nil || review.Username != "" || review.Status != 401 {
 		t.Errorf("a name that comes with 401 counts: %+v, %v", review, err)
 	}
 	if calls := api.seen(t, pair.Leaf.Raw); calls != 2 {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/enrol"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
@@ -68,7 +69,7 @@ func (a *Authenticator) askForRenewal(ctx context.Context, before nodestate.Stat
 	if requests(before) {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, lockWait) // a check for announced renewals may run
+	ctx, cancel := context.WithTimeout(ctx, enrol.LockWait) // a check for announced renewals may run
 	defer cancel()
 	lock, err := a.node.Dir().WaitLock(ctx)
 	if errors.Is(err, cache.ErrLocked) && requests(a.node.Load()) {
@@ -90,7 +91,7 @@ func (a *Authenticator) askForRenewal(ctx context.Context, before nodestate.Stat
 	if err != nil {
 		return err
 	}
-	if err := a.supervisor().recordDeath(lock, state); err != nil {
+	if err := a.enroller.RecordDeath(lock, state); err != nil {
 		return err
 	}
 	state.NextAttempt, state.UrgentAttempt = time.Time{}, time.Time{}
@@ -115,15 +116,4 @@ func askFor(status nodestate.Status, state *cache.State, now time.Time) {
 	}
 	state.Announcement.Certificate = status.Pair.Fingerprint()
 	state.Announcement.Renewal = &cache.Renewal{Name: nodestate.AskedRenewal, IssuedBefore: now, DueAt: now}
-}
-
-// remarkOnce returns a function that passes each text on once.
-func remarkOnce(remark func(error)) func(error) {
-	remarked := map[string]bool{}
-	return func(r error) {
-		if !remarked[r.Error()] {
-			remarked[r.Error()] = true
-			remark(r)
-		}
-	}
 }

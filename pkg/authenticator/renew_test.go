@@ -29,7 +29,7 @@ func TestRenewReplacesACertificate(t *testing.T) {
 		"usual":     func(a *Authenticator) { a.node.CheckInterval = time.Hour },
 		"no checks": func(a *Authenticator) { a.node.CheckInterval = 0 },
 		"in a pause": func(a *Authenticator) {
-			writeState(t, a, &cache.State{Failures: 3, NextAttempt: plugintest.Noon.Add(time.Hour), Last: &cache.Result{Reason: string(reason.RequestDenied), Finished: plugintest.Noon}})
+			plugintest.WriteState(t, a.node.Dir(), &cache.State{Failures: 3, NextAttempt: plugintest.Noon.Add(time.Hour), Last: &cache.Result{Reason: string(reason.RequestDenied), Finished: plugintest.Noon}})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -64,7 +64,7 @@ func TestRenewReturnsTheFailure(t *testing.T) {
 				plugintest.InstallPair(t, a.node.Dir(), plugintest.NewPair(t, nil))
 			}
 			denied := &cache.Result{Reason: string(reason.RequestDenied), Message: "denied before", Finished: plugintest.Noon}
-			writeState(t, a, &cache.State{Failures: 2, Refusals: 2, NextAttempt: plugintest.Noon.Add(time.Hour), Last: denied})
+			plugintest.WriteState(t, a.node.Dir(), &cache.State{Failures: 2, Refusals: 2, NextAttempt: plugintest.Noon.Add(time.Hour), Last: denied})
 			starts := 0
 			a.startWorker = func() (process.ID, error) {
 				starts++
@@ -140,12 +140,12 @@ func TestAskForRenewal(t *testing.T) {
 		aside   bool
 	}{
 		"announced": {func(t *testing.T, a *Authenticator, pair *cache.Pair) {
-			writeState(t, a, &cache.State{Announcement: &cache.Announcement{
+			plugintest.WriteState(t, a.node.Dir(), &cache.State{Announcement: &cache.Announcement{
 				Exists: true, Certificate: pair.Fingerprint(), Checked: plugintest.Noon, Renewal: &cache.Renewal{Name: "rotate", IssuedBefore: plugintest.Noon, DueAt: plugintest.Noon.Add(time.Hour)},
 			}})
 		}, "rotate", false},
 		"another certificate's": {func(t *testing.T, a *Authenticator, _ *cache.Pair) {
-			writeState(t, a, &cache.State{Announcement: &cache.Announcement{
+			plugintest.WriteState(t, a.node.Dir(), &cache.State{Announcement: &cache.Announcement{
 				Exists: true, Certificate: "other", Checked: plugintest.Noon, Renewal: &cache.Renewal{Name: "rotate", IssuedBefore: plugintest.Noon, DueAt: plugintest.Noon.Add(time.Hour)},
 			}})
 		}, nodestate.AskedRenewal, false},

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/enrol"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
@@ -17,9 +18,9 @@ import (
 
 // The steps of a run.
 const (
-	stepStatus      Step = "status"
-	stepStartWorker Step = "start worker"
-	stepPrint       Step = "print"
+	stepStatus      enrol.Step = "status"
+	stepStartWorker enrol.Step = "start worker"
+	stepPrint       enrol.Step = "print"
 )
 
 // Answer is the output of a run.
@@ -47,7 +48,7 @@ func (a *Answer) caution(p provider.Provider) {
 // a *Failure, and means that this node has no valid certificate. The Answer is never nil.
 func (a *Authenticator) Run(ctx context.Context) (*Answer, error) {
 	answer := &Answer{}
-	a.step(stepStatus)
+	a.enroller.Step(stepStatus)
 	status := a.node.Load()
 	if a.node.Invalid != nil {
 		if status.Pair == nil {
@@ -114,7 +115,7 @@ func (a *Authenticator) lastWorkerFailure() error {
 
 // print returns the credential, and writes the note about it for the next run.
 func (a *Authenticator) print(status nodestate.Status, answer *Answer) (*Answer, error) {
-	a.step(stepPrint)
+	a.enroller.Step(stepPrint)
 	if status.Remark != nil {
 		answer.Remarks = append(answer.Remarks, status.Remark)
 	}

@@ -37,11 +37,6 @@ func printed(t testing.TB, answer *Answer) clientauthentication.ExecCredentialSt
 	return *credential.Status
 }
 
-// dueSoon makes a certificate that is due at noon.
-func dueSoon(c *x509.Certificate) {
-	c.NotBefore, c.NotAfter = plugintest.Noon.Add(-95*time.Minute), plugintest.Noon.Add(5*time.Minute)
-}
-
 // workerThat pretends that a detached worker, which is this very process, does something. The test
 // ends after it.
 func workerThat(t testing.TB, does func()) func() (process.ID, error) {
@@ -116,9 +111,9 @@ func TestRunPrintsTheOldCertificateWhileARenewalFails(t *testing.T) {
 			a.startWorker = workerThat(t, func() {})
 			past := *failure
 			past.NextAttempt = plugintest.Noon
-			writeState(t, a, &past)
+			plugintest.WriteState(t, a.node.Dir(), &past)
 		}, "denied"},
-		"the last one was denied a moment ago": {func(t *testing.T, a *Authenticator) { writeState(t, a, failure) }, "denied (next attempt in 1m0s)"},
+		"the last one was denied a moment ago": {func(t *testing.T, a *Authenticator) { plugintest.WriteState(t, a.node.Dir(), failure) }, "denied (next attempt in 1m0s)"},
 		"another process holds the lock": {func(t *testing.T, a *Authenticator) {
 			lock, err := a.node.Dir().TryLock()
 			if err != nil {
@@ -134,7 +129,7 @@ func TestRunPrintsTheOldCertificateWhileARenewalFails(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := testAuthenticator(t)
-			pair := plugintest.NewPair(t, dueSoon)
+			pair := plugintest.NewPair(t, plugintest.DueSoon)
 			plugintest.InstallPair(t, a.node.Dir(), pair)
 			c.prepare(t, a)
 			began := time.Now()
@@ -162,7 +157,7 @@ func TestRunPrintsTheOldCertificateWhileARenewalFails(t *testing.T) {
 // Another run holds the lock while it starts the worker. That is no failure.
 func TestRunBesideOneThatStartsTheWorker(t *testing.T) {
 	a := testAuthenticator(t)
-	plugintest.InstallPair(t, a.node.Dir(), plugintest.NewPair(t, dueSoon))
+	plugintest.InstallPair(t, a.node.Dir(), plugintest.NewPair(t, plugintest.DueSoon))
 	self, err := process.Of(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
@@ -212,7 +207,7 @@ func TestRunWaitsOnlyIfTheCertificateIsNoUse(t *testing.T) {
 		"one that ended":              {endsIn(-time.Minute), true},
 		"one that ends now":           {endsIn(lastMoments), true},
 		"one that ends after a while": {endsIn(lastMoments + time.Second), false},
-		"one that is due":             {dueSoon, false},
+		"one that is due":             {plugintest.DueSoon, false},
 		"one that others could read":  {func(*x509.Certificate) {}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -352,7 +347,7 @@ func TestResultOfTheFutureIsNoReasonToWait(t *testing.T) {
 			a := testAuthenticator(t)
 			future := plugintest.Noon.Add(ahead)
 			last := &cache.Result{Worker: process.ID{PID: 1 << 30, Start: 1}, Reason: string(reason.APIUnreachable), Message: "x", Started: future, Finished: future}
-			writeState(t, a, &cache.State{Failures: 5, Last: last, NextAttempt: future.Add(15 * time.Second)})
+			plugintest.WriteState(t, a.node.Dir(), &cache.State{Failures: 5, Last: last, NextAttempt: future.Add(15 * time.Second)})
 			started := false
 			a.startWorker = func() (process.ID, error) {
 				started = true
@@ -363,18 +358,6 @@ func TestResultOfTheFutureIsNoReasonToWait(t *testing.T) {
 				t.Error("no worker was started")
 			}
 		})
-	}
-}
-
-func writeState(t *testing.T, a *Authenticator, state *cache.State) {
-	t.Helper()
-	lock, err := a.node.Dir().TryLock()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer lock.Unlock()
-	if err := lock.SetState(state); err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -448,7 +431,7 @@ func TestRunUnderAWrongConfiguration(t *testing.T) {
 		if answer, err := a.Run(t.Context()); !errors.Is(err, wrong) || len(answer.Credential) > 0 {
 			t.Errorf("without a certificate: %q, %v", answer.Credential, err)
 		}
-		pair := plugintest.NewPair(t, dueSoon)
+		pair := plugintest.NewPair(t, plugintest.DueSoon)
 		plugintest.InstallPair(t, a.node.Dir(), pair)
 		before := plugintest.Snapshot(t, a.node.Dir().Path())
 		answer, err := a.Run(t.Context())
@@ -541,7 +524,7 @@ func TestRunEndsAWorkerThatIsStuck(t *testing.T) {
 				t.Fatal(err)
 			}
 			a := testAuthenticator(t)
-			a.workerDeadline = c.deadline
+			a.enroller.Deadline = c.deadline
 			lock, err := a.node.Dir().TryLock()
 			if err != nil {
 				t.Fatal(err)
@@ -587,5 +570,38 @@ func TestRunRefusesAForeignDirectoryAtOnce(t *testing.T) {
 	}
 	if left, err := filepath.Glob(filepath.Dir(a.node.Dir().Path()) + "/*"); err != nil || len(left) != 1 {
 		t.Errorf("it was touched: %q, %v", left, err)
+	}
+}
+
+// The kubelet waits for a run. It leaves the metrics to the worker.
+func TestRunWritesNoMetrics(t *testing.T) {
+	for name, change := range map[string]func(*testing.T, *Authenticator){
+		"nothing due": func(t *testing.T, a *Authenticator) {
+			plugintest.InstallPair(t, a.node.Dir(), plugintest.NewPair(t, nil))
+		},
+		"due": func(t *testing.T, a *Authenticator) {
+			plugintest.InstallPair(t, a.node.Dir(), plugintest.NewPair(t, plugintest.DueSoon))
+		},
+		"none there": func(*testing.T, *Authenticator) {},
+		"a worker that died": func(t *testing.T, a *Authenticator) {
+			lock, err := a.node.Dir().TryLock()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer lock.Unlock()
+			if err := lock.NameWorker(process.ID{PID: 1 << 30, Start: 1}); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := testAuthenticator(t)
+			a.enroller.MetricsTextfile = filepath.Join(t.TempDir(), "x.prom")
+			change(t, a)
+			_, _ = a.Run(t.Context()) // no worker can be started
+			if entries, err := os.ReadDir(filepath.Dir(a.enroller.MetricsTextfile)); err != nil || len(entries) > 0 {
+				t.Errorf("%v, %v", entries, err)
+			}
+		})
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/enrol"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
@@ -24,11 +26,11 @@ func postponed(t *testing.T) (*Authenticator, *announcer, *cache.Pair) {
 	})
 	plugintest.InstallPair(t, a.node.Dir(), pair)
 	before, state := plugintest.Noon.Add(-time.Minute), &cache.State{}
-	for range spreadFrom {
-		addFailure(state, &cache.Result{Reason: string(reason.APIUnreachable), Message: "away", Finished: before}, 0, pair.Leaf.NotAfter, before)
-		spreadAfterOutage(state, pair.Leaf.NotAfter, before)
+	for range 2 {
+		enrol.AddFailure(state, &cache.Result{Reason: string(reason.APIUnreachable), Message: "away", Finished: before}, 0, pair.Leaf.NotAfter, before)
+		enrol.SpreadAfterOutage(state, pair.Leaf.NotAfter, before)
 	}
-	writeState(t, a, state)
+	plugintest.WriteState(t, a.node.Dir(), state)
 	if state.NextAttempt.Before(plugintest.Noon.Add(10 * time.Minute)) {
 		t.Fatalf("it is not patient: %v", state.NextAttempt)
 	}
@@ -50,11 +52,11 @@ func TestOnlyAgeWaitsToTheEndOfThePause(t *testing.T) {
 		}, true},
 		"rejected": {func(a *Authenticator, pair *cache.Pair) {
 			a.node.Note = rejectedNote(a, pair)
-			a.node.Access.Bootstrap = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(a.exec.Cluster.Server, a.exec.Cluster.CertificateAuthorityData), "token: abc"))
+			a.node.Access.Bootstrap = plugintest.WriteFile(t, t.TempDir(), "b.conf", plugintest.Kubeconfig(plugintest.OnServer(a.exec.Cluster.Server, a.exec.Cluster.CertificateAuthorityData), "token: abc"))
 		}, true},
 		"a renewal": {func(a *Authenticator, pair *cache.Pair) { announce(t, a, pair, plugintest.Noon.Add(-time.Hour)) }, true},
 		"lost": {func(a *Authenticator, _ *cache.Pair) {
-			a.node.Access.Bootstrap = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(a.exec.Cluster.Server, a.exec.Cluster.CertificateAuthorityData), "token: abc"))
+			a.node.Access.Bootstrap = plugintest.WriteFile(t, t.TempDir(), "b.conf", plugintest.Kubeconfig(plugintest.OnServer(a.exec.Cluster.Server, a.exec.Cluster.CertificateAuthorityData), "token: abc"))
 			if err := os.Remove(a.node.Dir().File(cache.CurrentFile)); err != nil {
 				t.Fatal(err)
 			}
@@ -64,8 +66,8 @@ func TestOnlyAgeWaitsToTheEndOfThePause(t *testing.T) {
 			a, api, pair := postponed(t)
 			c.change(a, pair)
 			err := a.Work(t.Context())
-			if renewed := err == nil && len(api.filed) > 0; renewed != c.renews {
-				t.Errorf("renewed: %v, %v", api.filed, err)
+			if renewed := err == nil && len(api.Filed) > 0; renewed != c.renews {
+				t.Errorf("renewed: %v, %v", api.Filed, err)
 			}
 		})
 	}
@@ -97,10 +99,10 @@ func TestChecksGoOnInThePause(t *testing.T) {
 			}
 			now, err := a.node.Dir().Current()
 			if err != nil || (now.Fingerprint() != pair.Fingerprint()) != c.renews {
-				t.Errorf("renewed: %v, %v", api.filed, err)
+				t.Errorf("renewed: %v, %v", api.Filed, err)
 			}
 			state, err := a.node.Dir().State()
-			if err != nil || !c.renews && (state.Failures != spreadFrom || !state.NextAttempt.Equal(before.NextAttempt) || state.Last.Reason != string(reason.APIUnreachable)) {
+			if err != nil || !c.renews && (state.Failures != 2 || !state.NextAttempt.Equal(before.NextAttempt) || state.Last.Reason != string(reason.APIUnreachable)) {
 				t.Errorf("the check changes the pause: %+v, %v", state, err)
 			}
 			if !c.renews {
@@ -109,4 +111,20 @@ func TestChecksGoOnInThePause(t *testing.T) {
 			}
 		})
 	}
+}
+
+// announce has the last check have found a renewal.
+func announce(t *testing.T, a *Authenticator, pair *cache.Pair, dueAt time.Time) {
+	t.Helper()
+	a.node.CheckInterval = 15 * time.Minute
+	plugintest.WriteState(t, a.node.Dir(), &cache.State{Announcement: &cache.Announcement{
+		Checked: plugintest.Noon, Answered: plugintest.Noon, Exists: true, Certificate: pair.Fingerprint(), Reported: pair.Fingerprint(),
+		Renewal: &cache.Renewal{Name: "r", IssuedBefore: plugintest.Noon, DueAt: dueAt},
+	}})
+}
+
+// rejectedNote says that the API server rejects the pair.
+func rejectedNote(a *Authenticator, pair *cache.Pair) nodestate.NoteFile {
+	a.node.Note.Write(nodestate.Note{Certificate: pair.Fingerprint(), Rejected: true})
+	return a.node.Note
 }

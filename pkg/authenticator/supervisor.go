@@ -12,6 +12,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/oserror"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/enrol"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
@@ -75,7 +76,7 @@ func (s supervisor) ensureWorker(before nodestate.Status, answer *Answer) error 
 		return reason.AsFailure(err)
 	}
 	if started {
-		answer.caution(s.plugin.provider)
+		answer.caution(s.plugin.enroller.Provider)
 	}
 	return nil
 }
@@ -121,7 +122,7 @@ func (s supervisor) workerRuns() bool {
 	if !id.Alive() {
 		return false
 	}
-	if id.Age() > s.plugin.workerDeadline+overdue {
+	if id.Age() > s.plugin.enroller.Deadline+overdue {
 		_ = syscall.Kill(id.PID, syscall.SIGKILL)
 	}
 	return true
@@ -140,17 +141,17 @@ func (s supervisor) startUnlessRunning(before nodestate.Status) (started bool, e
 	if s.workerRuns() || status.BetterThan(before) && !status.CheckDue() {
 		return false, nil
 	}
-	if err := s.recordDeath(lock, status.State); err != nil {
+	if err := s.plugin.enroller.RecordDeath(lock, status.State); err != nil {
 		return false, err
 	}
 	if wait := status.UntilStart(); wait > 0 {
-		return false, lastFailure(status.State.Last, wait)
+		return false, enrol.LastFailure(status.State.Last, wait)
 	}
 	// This notices a full disk before a process is started.
 	if err := lock.NameWorker(process.ID{}); err != nil {
 		return false, err
 	}
-	s.plugin.step(stepStartWorker)
+	s.plugin.enroller.Step(stepStartWorker)
 	id, err := s.plugin.startWorker()
 	if err != nil {
 		return false, reason.WorkerUnavailable.Failure(oserror.Process(err), fmt.Errorf("start worker: %w", err))
@@ -163,7 +164,7 @@ func (s supervisor) whyNotYet(waited time.Duration) error {
 	const hint = "the worker continues, and the next run continues with the same request"
 	if pending, err := s.plugin.node.Dir().Pending(); err == nil && pending != nil {
 		if pending.Last().UID != "" {
-			failure := stillWaiting(pending, nodestate.ReadState(s.plugin.node.Dir()))
+			failure := enrol.StillWaiting(pending, nodestate.ReadState(s.plugin.node.Dir()))
 			return failure.Reason.Failure(failure.Hint+"; "+hint, fmt.Errorf("after %s: %w", waited, failure))
 		}
 		return reason.APIUnreachable.Failure(hint, fmt.Errorf("%s: no answer within %s", pending.Cluster.Server, waited))
@@ -174,7 +175,7 @@ func (s supervisor) whyNotYet(waited time.Duration) error {
 	}
 	// A device may be slow, hang, or be in use. The worker says so when it ends.
 	failure := reason.WorkerUnavailable.Failure(hint,
-		fmt.Errorf("the worker has not filed a request within %s: provider %s has not made its evidence yet", waited, s.plugin.provider.Name()))
+		fmt.Errorf("the worker has not filed a request within %s: provider %s has not made its evidence yet", waited, s.plugin.enroller.Provider.Name()))
 	if last := s.plugin.lastWorkerFailure(); last != nil {
 		before := reason.AsFailure(last)
 		failure.Err = fmt.Errorf("%w; the previous worker failed: %w", failure.Err, before)
@@ -183,30 +184,20 @@ func (s supervisor) whyNotYet(waited time.Duration) error {
 	return failure
 }
 
-// recordDeath records that the worker named last died without a result. After the first death the
-// next worker may start at once, since a restart of the kubelet kills workers too. Later deaths are
-// followed by a back-off. The caller holds the lock.
-func (s supervisor) recordDeath(lock *cache.Lock, state *cache.State) error {
-	dead := s.plugin.node.Dir().Worker()
-	if !nodestate.LeftNoResult(dead, state) {
-		return nil
-	}
-	now := s.plugin.node.Now().UTC()
-	result := &cache.Result{
-		Worker: dead, Reason: string(reason.WorkerUnavailable), Started: now, Finished: now,
-		Message: "the worker died without a result", Hint: "see " + s.plugin.node.Dir().File(cache.LogFile),
-	}
-	addFailure(state, result, 0, time.Time{}, now)
-	if state.Failures == 1 {
-		state.NextAttempt = time.Time{}
-	}
-	return lock.SetState(state)
-}
-
 // awaitWorkerEnd waits until a worker has recorded its success. Otherwise systemd could kill the
 // worker before that: it kills the processes that an ExecStartPre leaves running.
 func (s supervisor) awaitWorkerEnd() {
 	for end := time.Now().Add(recordTimeout); s.plugin.node.Dir().Worker().Alive() && time.Now().Before(end); {
 		time.Sleep(leastPause)
 	}
+}
+
+// ensureCheck starts a worker that checks for announced renewals, without waiting for it. It
+// reports whether a worker runs.
+func (s supervisor) ensureCheck(status nodestate.Status) bool {
+	if s.workerRuns() {
+		return true
+	}
+	_, err := s.startUnlessRunning(status)
+	return err == nil
 }

@@ -13,7 +13,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/checkup"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestatus"
 )
 
 // Report is the outcome of all checks.
@@ -25,7 +25,7 @@ type Report struct {
 	NotSwitchedOn bool `json:"notSwitchedOn,omitempty"`
 	// ExecFlags are the flags from the kubelet's kubeconfig. They are nil if its exec user is not
 	// this program, or if the command line has --config.
-	ExecFlags *authenticator.ExecFlags `json:"execFlags,omitempty"`
+	ExecFlags *nodestatus.ExecFlags `json:"execFlags,omitempty"`
 	// Checks are in the order of Checks.
 	Checks checkup.Results `json:"checks"`
 }

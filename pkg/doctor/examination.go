@@ -13,6 +13,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/checkup"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestatus"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
@@ -32,7 +33,7 @@ type Options struct {
 	// examined although it may have no configuration.
 	Explicit bool
 	// ExecFlags are flags in Config that the kubelet's kubeconfig gave. They are reported.
-	ExecFlags *authenticator.ExecFlags
+	ExecFlags *nodestatus.ExecFlags
 	// Providers are those of this binary.
 	Providers []provider.Factory
 	// UserAgent is sent with each request to the API server.

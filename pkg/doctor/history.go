@@ -17,7 +17,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/checkup"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/enrol"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
@@ -114,7 +114,7 @@ func since(at time.Time) string { return at.UTC().Format(time.RFC3339) }
 // challengeTook says how long the controller took to answer the hello, if there was one.
 func challengeTook(phases []cache.Phase) string {
 	for _, phase := range phases {
-		if phase.Name == string(authenticator.StepChallenge) {
+		if phase.Name == string(enrol.StepChallenge) {
 			return fmt.Sprintf(", its challenge answered within %s", time.Duration(phase.Milliseconds*float64(time.Millisecond)).Round(time.Millisecond))
 		}
 	}

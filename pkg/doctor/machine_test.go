@@ -38,6 +38,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/checkup"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/enrol"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
@@ -145,7 +146,7 @@ func newMachine(t *testing.T) *machine {
 	m.writeConf()
 	m.install(nodeName, time.Now().Add(-time.Hour), time.Now().Add(23*time.Hour))
 	m.setState(cache.State{Issued: time.Now().Add(-time.Hour), Last: &cache.Result{
-		Request: "node-csr-a", Finished: time.Now().Add(-time.Hour), Phases: []cache.Phase{{Name: string(authenticator.StepChallenge), Milliseconds: 12}},
+		Request: "node-csr-a", Finished: time.Now().Add(-time.Hour), Phases: []cache.Phase{{Name: string(enrol.StepChallenge), Milliseconds: 12}},
 	}})
 	return m
 }

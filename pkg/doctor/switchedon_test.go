@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/checkup"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestatus"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
 
@@ -82,7 +82,7 @@ func TestSwitchedOn(t *testing.T) {
 func TestExecFlagsAreReported(t *testing.T) {
 	m := newMachine(t)
 	options := m.options()
-	options.ExecFlags = &authenticator.ExecFlags{Kubeconfig: kubelet.KubeconfigFile, Flags: []string{"--cert-dir=/x", "--provider=fake"}}
+	options.ExecFlags = &nodestatus.ExecFlags{Kubeconfig: kubelet.KubeconfigFile, Flags: []string{"--cert-dir=/x", "--provider=fake"}}
 	report := Run(t.Context(), options)
 	if want := "flags: --cert-dir=/x --provider=fake, taken from /etc/kubernetes/kubelet.conf\n\n"; !strings.HasPrefix(report.Text(), want) || report.ExecFlags != options.ExecFlags {
 		t.Errorf("got\n%s", report.Text())

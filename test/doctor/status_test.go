@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestatus"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
@@ -20,7 +20,7 @@ import (
 // status runs the command under strace, typed with nothing but where the kubelet's kubeconfig is.
 // It has to take all other flags from there. It may open no file for writing, no socket and no
 // lock, and start no process.
-func (n *node) status() (authenticator.Overview, int) {
+func (n *node) status() (nodestatus.Overview, int) {
 	n.t.Helper()
 	trace := filepath.Join(n.t.TempDir(), "trace")
 	const calls = "trace=open,openat,creat,socket,connect,flock,execve,rename,renameat,renameat2,unlink,unlinkat,mkdir,mkdirat,chmod,fchmod,fchmodat"
@@ -30,7 +30,7 @@ func (n *node) status() (authenticator.Overview, int) {
 	if cmd.ProcessState == nil {
 		n.t.Fatal(err)
 	}
-	var overview authenticator.Overview
+	var overview nodestatus.Overview
 	if err := json.Unmarshal(out, &overview); err != nil {
 		n.t.Fatalf("%v: %s", err, out)
 	}
@@ -69,7 +69,7 @@ func (n *node) status() (authenticator.Overview, int) {
 func TestStatus(t *testing.T) {
 	n := newUnansweredNode(t)
 	o, code := n.status()
-	if code != 43 || o.State != authenticator.StateNone || o.NodeName != n.name || o.Credential.Kind != "bootstrap" || o.EK == nil || *o.EK != (authenticator.EKOverview{}) {
+	if code != 43 || o.State != nodestatus.StateNone || o.NodeName != n.name || o.Credential.Kind != "bootstrap" || o.EK == nil || *o.EK != (nodestatus.EKOverview{}) {
 		t.Errorf("before: exit code %d: %+v", code, o)
 	}
 
@@ -98,7 +98,7 @@ func TestStatus(t *testing.T) {
 	})
 	harness.WorkerEnds(t, n.dir)
 	o, code = n.status()
-	if code != 0 || o.State != authenticator.StateOK || o.Certificate == nil || o.Certificate.Subject != "CN=system:node:"+n.name+",O=system:nodes" || o.Certificate.RenewAt.IsZero() {
+	if code != 0 || o.State != nodestatus.StateOK || o.Certificate == nil || o.Certificate.Subject != "CN=system:node:"+n.name+",O=system:nodes" || o.Certificate.RenewAt.IsZero() {
 		t.Errorf("after: exit code %d: %+v", code, o)
 	}
 	if o.EK == nil || o.EK.Template != "ecc-p256" || o.Credential.Kind != "node" || o.LastRun == nil || o.LastRun.Reason != "" || len(o.LastRun.Phases) < 5 || o.Pending != nil {

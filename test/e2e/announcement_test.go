@@ -21,7 +21,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/checkup"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/enrol"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/doctor"
@@ -287,7 +287,7 @@ func TestWorkerIsKilledInACheck(t *testing.T) {
 // Killed before a step of an announced renewal: the node renews once, and the Node names the new
 // certificate.
 func TestKilledInAnAnnouncedRenewal(t *testing.T) {
-	for _, step := range []authenticator.Step{authenticator.StepAnnouncement, authenticator.StepFile, authenticator.StepInstall, "record", "forget", authenticator.StepReport} {
+	for _, step := range []enrol.Step{enrol.StepAnnouncement, enrol.StepFile, enrol.StepInstall, "record", "forget", enrol.StepReport} {
 		t.Run(string(step), func(t *testing.T) {
 			n := renewingNode(t)
 			n.register(t)

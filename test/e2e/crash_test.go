@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/enrol"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
@@ -20,9 +21,9 @@ func TestKilledBeforeEachStep(t *testing.T) {
 	for _, kind := range []string{"enrolment", "renewal"} {
 		for _, step := range authenticator.Steps() {
 			switch step {
-			case authenticator.StepChallenge, authenticator.StepProve:
+			case enrol.StepChallenge, enrol.StepProve:
 				continue // those of a provider with a hello: TestTPMKilledBeforeEachStep
-			case authenticator.StepAnnouncement, authenticator.StepReport:
+			case enrol.StepAnnouncement, enrol.StepReport:
 				continue // TestKilledInAnAnnouncedRenewal
 			}
 			t.Run(kind+"/"+strings.ReplaceAll(string(step), " ", "-"), func(t *testing.T) {

@@ -26,6 +26,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/enrol"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/tpm/template"
@@ -152,12 +153,12 @@ func TestTPMEnrolmentAndRenewal(t *testing.T) {
 func TestTPMKilledBeforeEachStep(t *testing.T) {
 	t.Parallel()
 	chip := swtpm.Options{Certified: []string{"ecc-p256"}}
-	steps := slices.DeleteFunc(authenticator.Steps(), func(step authenticator.Step) bool {
+	steps := slices.DeleteFunc(authenticator.Steps(), func(step enrol.Step) bool {
 		// TestKilledInAnAnnouncedRenewal
-		return step == authenticator.StepAnnouncement || step == authenticator.StepReport
+		return step == enrol.StepAnnouncement || step == enrol.StepReport
 	})
 	// The second round takes these steps again.
-	for _, twice := range []authenticator.Step{authenticator.StepSave, authenticator.StepFile, authenticator.StepSaveUID} {
+	for _, twice := range []enrol.Step{enrol.StepSave, enrol.StepFile, enrol.StepSaveUID} {
 		steps = append(steps, twice+"#2")
 	}
 	for _, kind := range []string{"enrolment", "renewal"} {

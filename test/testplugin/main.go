@@ -12,8 +12,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/command"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/enrol"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/insecure"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
@@ -69,9 +69,9 @@ func (noisy) Renews() bool {
 
 // atStep returns a hook that calls a function before the step that its file names, once. "save#2"
 // is the second time that a process takes that step.
-func atStep(hooks map[string]func(file string)) func(authenticator.Step) {
-	taken := map[authenticator.Step]int{}
-	return func(step authenticator.Step) {
+func atStep(hooks map[string]func(file string)) func(enrol.Step) {
+	taken := map[enrol.Step]int{}
+	return func(step enrol.Step) {
 		taken[step]++
 		name := string(step)
 		if taken[step] > 1 {

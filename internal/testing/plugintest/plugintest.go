@@ -11,6 +11,8 @@ import (
 	"crypto/sha256"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/base64"
+	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -190,4 +192,85 @@ func NotOneLine(text string) string {
 		return fmt.Sprintf("is %d bytes long", len(text))
 	}
 	return ""
+}
+
+// Kubeconfig returns one with those lines in its cluster and its user.
+func Kubeconfig(cluster, user string) string {
+	indent := func(lines string) string {
+		return "    " + strings.ReplaceAll(strings.TrimSpace(lines), "\n", "\n    ") + "\n"
+	}
+	return "apiVersion: v1\nkind: Config\ncurrent-context: x\ncontexts:\n- name: x\n  context: {cluster: x, user: x}\n" +
+		"clusters:\n- name: x\n  cluster:\n" + indent(cluster) +
+		"users:\n- name: x\n  user:\n" + indent(user)
+}
+
+func base64Of(data []byte) string { return base64.StdEncoding.EncodeToString(data) }
+
+// OnServer is a cluster's description in a Kubeconfig.
+func OnServer(server string, ca []byte) string {
+	return fmt.Sprintf("server: %s\ncertificate-authority-data: %s", server, base64Of(ca))
+}
+
+// WriteFile writes a file that others cannot read, and returns its path.
+func WriteFile(t testing.TB, dir, name, content string) string {
+	t.Helper()
+	path := filepath.Join(dir, name)
+	if err := errors.Join(os.MkdirAll(dir, 0o700), os.WriteFile(path, []byte(content), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// AnswerCode answers with a status code and a body.
+func AnswerCode(code int, body string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(code)
+		_, _ = io.WriteString(w, body)
+	}
+}
+
+// DueSoon makes a certificate that is due at noon.
+func DueSoon(c *x509.Certificate) {
+	c.NotBefore, c.NotAfter = Noon.Add(-95*time.Minute), Noon.Add(5*time.Minute)
+}
+
+// Someone is the answer to a review of the certificate of node "a".
+const Someone = `{"status":{"userInfo":{"username":"system:node:a"}}}`
+
+// WriteState replaces the state file.
+func WriteState(t testing.TB, d cache.Dir, state *cache.State) {
+	t.Helper()
+	lock, err := d.TryLock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Unlock()
+	if err := lock.SetState(state); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// PutRecord writes a state or a pending file.
+func PutRecord(t testing.TB, d cache.Dir, record any) {
+	t.Helper()
+	name := cache.StateFile
+	switch r := record.(type) {
+	case *cache.State:
+		r.Version = 1
+	case *cache.Pending:
+		r.Version, name = 1, cache.PendingFile
+	}
+	data, err := json.Marshal(record)
+	if err != nil {
+		t.Fatal(err)
+	}
+	Put(t, d, name, data, 0o600)
+}
+
+// PendingSince is a request that was named at a time. An empty uid means that it was not filed.
+func PendingSince(at time.Time, uid string) *cache.Pending {
+	return &cache.Pending{
+		Provider: "fake", NodeName: "a", SignerName: "example.com/signer", Cluster: cache.Origin{Server: "https://cluster.example.com", ProxyURL: "http://hunter2@proxy"},
+		Key: []byte("hunter2"), Requests: []cache.PendingRequest{{Name: "node-csr-x", UID: uid, Request: []byte("hunter2"), FiledAt: at}},
+	}
 }

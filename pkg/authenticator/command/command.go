@@ -23,6 +23,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/terminal"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/enrol"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
@@ -48,7 +49,7 @@ type Program struct {
 	// authenticator.DefaultWorkerDeadline.
 	WorkerDeadline time.Duration
 	// OnStep is called before each step of a run and of a worker, if set.
-	OnStep func(authenticator.Step)
+	OnStep func(enrol.Step)
 	// FlagValues returns the values that a shell completes for a flag of this name, such as
 	// "ek-template". Default: those of the flags that this package knows.
 	FlagValues func(flag string) []string

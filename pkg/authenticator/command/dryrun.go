@@ -17,6 +17,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/enrol"
 )
 
 // printDryRun shows a person what would be sent, and fails as the report does.
@@ -45,7 +46,7 @@ func (i *invocation) printDryRun(ctx context.Context, a *authenticator.Authentic
 }
 
 // readable formats the report for a terminal, with the request decoded.
-func readable(report *authenticator.Report) ([]byte, error) {
+func readable(report *enrol.Report) ([]byte, error) {
 	var out bytes.Buffer
 	table := tabwriter.NewWriter(&out, 0, 0, 2, ' ', 0)
 	// parts of a value may be a peer's
@@ -69,7 +70,7 @@ func readable(report *authenticator.Report) ([]byte, error) {
 }
 
 // describeRequest prints the request, decoded.
-func describeRequest(report *authenticator.Report, row func(name, value string)) error {
+func describeRequest(report *enrol.Report, row func(name, value string)) error {
 	spec := report.Request.Spec
 	content, err := attestation.Parse(spec.Request)
 	if err != nil {

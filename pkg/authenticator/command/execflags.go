@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestatus"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
 
@@ -19,11 +20,11 @@ import (
 // kubelet's kubeconfig. If the exec user there is this program, its flags become those of this
 // command. A flag on the command line wins. With --config on the command line, no flags are taken,
 // since that file is another configuration. The ExecFlags are nil if none are to be taken.
-func (i *invocation) takeExecFlags() (kubelet.Kubeconfig, *authenticator.ExecFlags) {
+func (i *invocation) takeExecFlags() (kubelet.Kubeconfig, *nodestatus.ExecFlags) {
 	given := i.root.PersistentFlags()
 	config, _ := i.settings() // on an error, the defaults suffice
 	k := kubelet.ReadKubeconfig(config.KubeletKubeconfig, "")
-	taken := &authenticator.ExecFlags{Kubeconfig: k.Path, Flags: []string{}}
+	taken := &nodestatus.ExecFlags{Kubeconfig: k.Path, Flags: []string{}}
 	switch {
 	case given.Changed("config"):
 		return k, nil

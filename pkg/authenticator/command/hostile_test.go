@@ -14,7 +14,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/hostiletext"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/outputformat"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/enrol"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestatus"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/doctor"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
@@ -28,10 +29,10 @@ func TestHostileTextOnTheNode(t *testing.T) {
 			t.Errorf("%s: %s", name, problem)
 		}
 	}
-	report := &authenticator.Report{Evidence: []provider.Fact{{}}}
-	overview := &authenticator.Overview{
-		Certificate: &authenticator.CertificateOverview{}, Announcement: &authenticator.AnnouncementOverview{}, EK: &authenticator.EKOverview{},
-		LastRun: &authenticator.LastRunOverview{}, Pending: &authenticator.PendingOverview{},
+	report := &enrol.Report{Evidence: []provider.Fact{{}}}
+	overview := &nodestatus.Overview{
+		Certificate: &nodestatus.CertificateOverview{}, Announcement: &nodestatus.AnnouncementOverview{}, EK: &nodestatus.EKOverview{},
+		LastRun: &nodestatus.LastRunOverview{}, Pending: &nodestatus.PendingOverview{},
 	}
 	checks := doctor.Report{Checks: []checkup.Result{{}}}
 	for name, value := range map[string]any{"report": report, "overview": overview, "doctor": &checks} {

@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/enrol"
 )
 
 // rehearsalWait is the default longest wait for the verdict of a rehearsal. A controller that knows
@@ -52,7 +52,7 @@ It exits with 0 if the machine would get a certificate, with 21 and the reason i
 	return c
 }
 
-func (i *invocation) printRehearsal(r *authenticator.Rehearsal) error {
+func (i *invocation) printRehearsal(r *enrol.Rehearsal) error {
 	_, err := fmt.Fprintf(i.Stdout, "passed: %s\n", r.Text)
 	if r.OtherSigner != "" {
 		i.tell("warning: this machine's settings name the signer %s, and the controller does not: a real request may be denied (signerName)", r.OtherSigner)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestatus"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
@@ -59,7 +60,7 @@ func (i *invocation) authenticatorToWait(timeout time.Duration) (*authenticator.
 
 // checkExecFlags returns a Failure if the kubelet runs this program with flags that cannot be
 // taken, or runs another program: with other settings a request would disturb the kubelet's own.
-func (i *invocation) checkExecFlags(k kubelet.Kubeconfig, taken *authenticator.ExecFlags) error {
+func (i *invocation) checkExecFlags(k kubelet.Kubeconfig, taken *nodestatus.ExecFlags) error {
 	problem := ""
 	switch {
 	case i.root.PersistentFlags().Changed("config"):

@@ -16,6 +16,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/outputformat"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestatus"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
@@ -65,7 +66,7 @@ Exit codes:
 
 // overview reads the files as a run of the kubelet would now, with the flags and the cluster of the
 // kubelet's kubeconfig.
-func (i *invocation) overview() (*authenticator.Overview, error) {
+func (i *invocation) overview() (*nodestatus.Overview, error) {
 	a, _, taken, err := i.asKubelet()
 	if a == nil {
 		return nil, err
@@ -78,7 +79,7 @@ func (i *invocation) overview() (*authenticator.Overview, error) {
 // asKubelet returns the Authenticator that a run of the kubelet would have now, with the flags and
 // the cluster of the kubelet's kubeconfig. It also returns that kubeconfig, and the flags that it
 // took from there. With an error, the Authenticator may still be set.
-func (i *invocation) asKubelet() (*authenticator.Authenticator, kubelet.Kubeconfig, *authenticator.ExecFlags, error) {
+func (i *invocation) asKubelet() (*authenticator.Authenticator, kubelet.Kubeconfig, *nodestatus.ExecFlags, error) {
 	kubeconfig, taken := i.takeExecFlags()
 	config, loadErr := i.settings()
 	info := i.Getenv(authenticator.ExecInfoVariable)
@@ -95,7 +96,7 @@ func (i *invocation) asKubelet() (*authenticator.Authenticator, kubelet.Kubeconf
 
 // overviewTable is an overview for a terminal.
 type overviewTable struct {
-	*authenticator.Overview
+	*nodestatus.Overview
 	out *tabwriter.Writer
 }
 
@@ -106,7 +107,7 @@ func (t overviewTable) row(name, format string, args ...any) {
 	}
 }
 
-func describeOverview(o *authenticator.Overview) []byte {
+func describeOverview(o *nodestatus.Overview) []byte {
 	var out bytes.Buffer
 	t := overviewTable{o, tabwriter.NewWriter(&out, 0, 0, 2, ' ', 0)}
 	t.row("status", "%s: %s", o.State, o.Message)

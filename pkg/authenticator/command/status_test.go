@@ -18,21 +18,21 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestatus"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/doctor"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
 
 // statusOf runs status, checks that it changed nothing, and returns its JSON.
-func statusOf(t *testing.T, n node, args ...string) (callResult, authenticator.Overview) {
+func statusOf(t *testing.T, n node, args ...string) (callResult, nodestatus.Overview) {
 	t.Helper()
 	before := tree(t, n.root)
 	o := call(t, "", append(args, "status", "--output=json")...)
 	if after := tree(t, n.root); after != before {
 		t.Errorf("it changed\n%s\nto\n%s", before, after)
 	}
-	var overview authenticator.Overview
+	var overview nodestatus.Overview
 	decoder := json.NewDecoder(strings.NewReader(o.stdout))
 	decoder.DisallowUnknownFields()
 	if err := decoder.Decode(&overview); err != nil || decoder.More() {
@@ -45,11 +45,11 @@ func TestStatusOfACertificate(t *testing.T) {
 	n := newNode(t)
 	enrolled(t, n.certs)
 	o, overview := statusOf(t, n, n.flags...)
-	if o.code != 0 || o.stderr != "" || overview.State != authenticator.StateOK || overview.Certificate.Subject != "CN=system:node:a,O=system:nodes" || overview.ExecFlags != nil {
+	if o.code != 0 || o.stderr != "" || overview.State != nodestatus.StateOK || overview.Certificate.Subject != "CN=system:node:a,O=system:nodes" || overview.ExecFlags != nil {
 		t.Errorf("%+v", o)
 	}
 	asYAML := call(t, "", n.with("status", "-o", "yaml")...)
-	var again authenticator.Overview
+	var again nodestatus.Overview
 	if err := yaml.UnmarshalStrict([]byte(asYAML.stdout), &again); err != nil || again.Certificate.Fingerprint != overview.Certificate.Fingerprint {
 		t.Errorf("%v: %s", err, asYAML.stdout)
 	}
@@ -96,7 +96,7 @@ func TestStatusAfterAWorker(t *testing.T) {
 		t.Error("it asked the API server")
 	}
 	last := overview.LastRun
-	if o.code != 43 || overview.State != authenticator.StateNone || last == nil || last.Reason != "APIRefused" || last.Hint == "" || len(last.Phases) < 3 || overview.Failures != 1 {
+	if o.code != 43 || overview.State != nodestatus.StateNone || last == nil || last.Reason != "APIRefused" || last.Hint == "" || len(last.Phases) < 3 || overview.Failures != 1 {
 		t.Errorf("exit code %d: %s", o.code, o.stdout)
 	}
 	if c := overview.Credential; c.Kind != "bootstrap" || c.Server != server.URL || c.Why != "there is no usable certificate" {

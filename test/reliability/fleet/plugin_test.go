@@ -25,7 +25,7 @@ const (
 type plugin struct {
 	*world
 	index    int
-	schedule *authenticator.NodeSchedule
+	schedule *nodeSchedule
 	leaf     *x509.Certificate // nil before the first
 	stage    stage
 	number   int // of the request that is filed
@@ -36,14 +36,14 @@ type plugin struct {
 // newPlugins fills the world with nodes.
 func newPlugins(w *world, count int, checkInterval time.Duration) {
 	for i := range count {
-		w.nodes = append(w.nodes, &plugin{world: w, index: i, schedule: authenticator.NewNodeSchedule(checkInterval, w.clock)})
+		w.nodes = append(w.nodes, &plugin{world: w, index: i, schedule: newNodeSchedule(checkInterval, w.clock)})
 	}
 }
 
 func (p *plugin) join(age time.Duration) bool {
 	p.leaf = p.issue(-age)
-	p.schedule.Install(p.leaf)
-	if p.schedule.Due() {
+	p.schedule.install(p.leaf)
+	if p.schedule.due() {
 		return false
 	}
 	p.at(p.now+p.upTo(checkInterval), event{node: p.index, kind: runs}) // checks have spread out, too
@@ -52,7 +52,7 @@ func (p *plugin) join(age time.Duration) bool {
 
 // runsAgain has the plugin run at the kubelet's first request after the expirationTimestamp.
 func (p *plugin) runsAgain() {
-	at := p.schedule.Expiration().Sub(start)
+	at := p.schedule.expiration().Sub(start)
 	p.at(at+p.upTo(kubeletInterval), event{node: p.index, kind: runs})
 }
 
@@ -64,17 +64,17 @@ func (p *plugin) wake(e event) {
 		return
 	}
 	switch {
-	case p.alive || p.schedule.TooEarly() > 0:
-	case p.schedule.Due():
+	case p.alive || p.schedule.tooEarly() > 0:
+	case p.schedule.due():
 		p.work()
-	case p.schedule.CheckDue():
+	case p.schedule.checkDue():
 		p.send(checks, 1)
-		p.schedule.Check()
+		p.schedule.check()
 	}
 	if p.leaf != nil {
 		p.runsAgain()
 	} else { // the kubelet waits for a credential, and tries again and again
-		p.at(p.now+time.Second+p.schedule.TooEarly(), event{node: p.index, kind: runs})
+		p.at(p.now+time.Second+p.schedule.tooEarly(), event{node: p.index, kind: runs})
 	}
 }
 
@@ -116,7 +116,7 @@ func (p *plugin) follows() {
 		before := p.leaf
 		p.leaf = p.issue(p.now)
 		p.renewed(before)
-		p.schedule.Install(p.leaf)
+		p.schedule.install(p.leaf)
 		p.stage, p.alive = nothing, false
 	default:
 		p.send(others, 1) // it watches again
@@ -140,5 +140,5 @@ func (p *plugin) judged(number int) {
 
 func (p *plugin) ends(why reason.Reason) {
 	p.alive = false
-	p.schedule.Fail(why, 0)
+	p.schedule.fail(why, 0)
 }

@@ -2,7 +2,7 @@
 
 // Package fleet simulates a fleet of nodes for a week of virtual time. It counts the requests that
 // arrive at the API server in each minute. It does so in steady state, after a boot of all nodes,
-// and after an outage. The plugin's own functions (authenticator.NodeSchedule) decide when a node
+// and after an outage. The plugin's own functions (schedule_test.go) decide when a node
 // sends a request, and the controller's own rates decide how fast the controller evaluates it. The
 // rest is a model: a network without delay, a kubelet that sends a request each ten seconds,
 // certificates that no API server refuses.

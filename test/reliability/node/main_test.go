@@ -21,6 +21,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/enrol"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/attestor"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
@@ -141,14 +142,14 @@ func steps(t *testing.T) []string {
 	t.Helper()
 	var all []string
 	for _, step := range authenticator.Steps() {
-		if step != authenticator.StepAnnouncement && step != authenticator.StepReport { // only with checks
+		if step != enrol.StepAnnouncement && step != enrol.StepReport { // only with checks
 			all = append(all, string(step))
 		}
 	}
-	for _, twice := range []authenticator.Step{authenticator.StepSave, authenticator.StepFile, authenticator.StepSaveUID} {
+	for _, twice := range []enrol.Step{enrol.StepSave, enrol.StepFile, enrol.StepSaveUID} {
 		all = append(all, string(twice)+"#2")
 	}
-	return reliability.Size(t, "limits", []string{string(authenticator.StepSaveUID), string(authenticator.StepInstall)}, all)
+	return reliability.Size(t, "limits", []string{string(enrol.StepSaveUID), string(enrol.StepInstall)}, all)
 }
 
 // kinds are a first certificate, and one that replaces a certificate which is still valid.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package authenticator
+package nodestatus
 
 import (
 	"context"
@@ -15,8 +15,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
@@ -35,35 +33,11 @@ func duePair(t testing.TB, minutes time.Duration) *cache.Pair {
 }
 
 // justDue is a certificate whose renewal is due since a moment.
-func justDue(t testing.TB, a *Authenticator) *cache.Pair {
+func justDue(t testing.TB, a *Node) *cache.Pair {
 	pair := plugintest.NewPair(t, nil)
 	at := nodestate.RenewAt(pair.Leaf).Add(time.Second)
-	a.node.Now = func() time.Time { return at }
+	a.Now = func() time.Time { return at }
 	return pair
-}
-
-// putRecord writes a state or a pending file.
-func putRecord(t testing.TB, a *Authenticator, record any) {
-	t.Helper()
-	name := cache.StateFile
-	switch r := record.(type) {
-	case *cache.State:
-		r.Version = 1
-	case *cache.Pending:
-		r.Version, name = 1, cache.PendingFile
-	}
-	data, err := json.Marshal(record)
-	if err != nil {
-		t.Fatal(err)
-	}
-	plugintest.Put(t, a.node.Dir(), name, data, 0o600)
-}
-
-func pendingSince(at time.Time, uid string) *cache.Pending {
-	return &cache.Pending{
-		Provider: "fake", NodeName: "a", SignerName: "example.com/signer", Cluster: cache.Origin{Server: "https://cluster.example.com", ProxyURL: "http://hunter2@proxy"},
-		Key: []byte("hunter2"), Requests: []cache.PendingRequest{{Name: "node-csr-x", UID: uid, Request: []byte("hunter2"), FiledAt: at}},
-	}
 }
 
 func failedWith(why reason.Reason, at time.Time) *cache.State {
@@ -75,123 +49,123 @@ func failedWith(why reason.Reason, at time.Time) *cache.State {
 }
 
 // deadWorker names a worker in the lock's file that is not alive.
-func deadWorker(t testing.TB, a *Authenticator, id process.ID) {
-	plugintest.Put(t, a.node.Dir(), cache.LockFile, []byte(id.String()+"\n"+process.BootID()+"\n"), 0o600)
+func deadWorker(t testing.TB, a *Node, id process.ID) {
+	plugintest.Put(t, a.Dir(), cache.LockFile, []byte(id.String()+"\n"+process.BootID()+"\n"), 0o600)
 }
 
 // Each state has its exit code, and a message that says what it comes from.
 func TestOverviewStates(t *testing.T) {
 	for name, c := range map[string]struct {
-		prepare func(t *testing.T, a *Authenticator)
+		prepare func(t *testing.T, a *Node)
 		state   State
 		code    int
 		says    string
 	}{
-		"a good certificate": {func(t *testing.T, a *Authenticator) {
-			plugintest.InstallPair(t, a.node.Dir(), plugintest.NewPair(t, nil))
+		"a good certificate": {func(t *testing.T, a *Node) {
+			plugintest.InstallPair(t, a.Dir(), plugintest.NewPair(t, nil))
 		}, StateOK, 0, "valid to 2026-11-21T00:00:00Z, due at "},
-		"a good one, after a failure": {func(t *testing.T, a *Authenticator) {
-			plugintest.InstallPair(t, a.node.Dir(), plugintest.NewPair(t, nil))
-			putRecord(t, a, failedWith(reason.APIUnreachable, plugintest.Noon.Add(-time.Hour)))
+		"a good one, after a failure": {func(t *testing.T, a *Node) {
+			plugintest.InstallPair(t, a.Dir(), plugintest.NewPair(t, nil))
+			plugintest.PutRecord(t, a.Dir(), failedWith(reason.APIUnreachable, plugintest.Noon.Add(-time.Hour)))
 		}, StateOK, 0, "valid to"},
-		"a provider that does not renew, at the end": {func(t *testing.T, a *Authenticator) {
+		"a provider that does not renew, at the end": {func(t *testing.T, a *Node) {
 			a.use(plugintest.Provider{})
-			plugintest.InstallPair(t, a.node.Dir(), duePair(t, 1))
+			plugintest.InstallPair(t, a.Dir(), duePair(t, 1))
 		}, StateOK, 0, "provider fake does not renew"},
-		"due": {func(t *testing.T, a *Authenticator) { plugintest.InstallPair(t, a.node.Dir(), justDue(t, a)) }, StateDue, 40, "its lifetime is nearly over; no request can be filed"},
-		"due, with a cluster to ask": {func(t *testing.T, a *Authenticator) {
-			plugintest.InstallPair(t, a.node.Dir(), justDue(t, a))
-			a.ask(ExecInfo{Cluster: &clientauthentication.Cluster{Server: "https://cluster.example.com", CertificateAuthorityData: plugintest.NewCA(t)}})
+		"due": {func(t *testing.T, a *Node) { plugintest.InstallPair(t, a.Dir(), justDue(t, a)) }, StateDue, 40, "its lifetime is nearly over; no request can be filed"},
+		"due, with a cluster to ask": {func(t *testing.T, a *Node) {
+			plugintest.InstallPair(t, a.Dir(), justDue(t, a))
+			a.Access.Asked = &cache.Origin{Server: "https://cluster.example.com", CertificateAuthorityData: plugintest.NewCA(t)}
 		}, StateDue, 40, "its lifetime is nearly over; no worker runs"},
-		"due, and requested": {func(t *testing.T, a *Authenticator) {
-			plugintest.InstallPair(t, a.node.Dir(), justDue(t, a))
-			putRecord(t, a, pendingSince(a.node.Now().Add(-time.Minute), "uid"))
+		"due, and requested": {func(t *testing.T, a *Node) {
+			plugintest.InstallPair(t, a.Dir(), justDue(t, a))
+			plugintest.PutRecord(t, a.Dir(), plugintest.PendingSince(a.Now().Add(-time.Minute), "uid"))
 		}, StateDue, 40, "node-csr-x waits for its certificate from signer example.com/signer"},
-		"due, and not yet filed": {func(t *testing.T, a *Authenticator) {
-			plugintest.InstallPair(t, a.node.Dir(), justDue(t, a))
-			putRecord(t, a, pendingSince(a.node.Now().Add(-time.Minute), ""))
+		"due, and not yet filed": {func(t *testing.T, a *Node) {
+			plugintest.InstallPair(t, a.Dir(), justDue(t, a))
+			plugintest.PutRecord(t, a.Dir(), plugintest.PendingSince(a.Now().Add(-time.Minute), ""))
 		}, StateDue, 40, "node-csr-x waits for being filed with https://cluster.example.com"},
-		"due, and waiting for the signer": {func(t *testing.T, a *Authenticator) {
-			plugintest.InstallPair(t, a.node.Dir(), justDue(t, a))
-			putRecord(t, a, failedWith(reason.WaitingForSigner, a.node.Now()))
+		"due, and waiting for the signer": {func(t *testing.T, a *Node) {
+			plugintest.InstallPair(t, a.Dir(), justDue(t, a))
+			plugintest.PutRecord(t, a.Dir(), failedWith(reason.WaitingForSigner, a.Now()))
 		}, StateDue, 40, "nearly over"},
-		"due, because others could read the key": {func(t *testing.T, a *Authenticator) {
-			plugintest.InstallPair(t, a.node.Dir(), plugintest.NewPair(t, nil))
-			if err := os.Chmod(a.node.Dir().File(cache.CurrentFile), 0o644); err != nil {
+		"due, because others could read the key": {func(t *testing.T, a *Node) {
+			plugintest.InstallPair(t, a.Dir(), plugintest.NewPair(t, nil))
+			if err := os.Chmod(a.Dir().File(cache.CurrentFile), 0o644); err != nil {
 				t.Fatal(err)
 			}
 		}, StateDue, 40, "others could read its key"},
-		"due for long, and nobody tries": {func(t *testing.T, a *Authenticator) { plugintest.InstallPair(t, a.node.Dir(), duePair(t, 10)) }, StateFailing, 41, "its renewal has been due since"},
-		"due, and requested long ago": {func(t *testing.T, a *Authenticator) {
-			plugintest.InstallPair(t, a.node.Dir(), justDue(t, a))
-			putRecord(t, a, pendingSince(a.node.Now().Add(-nodestate.PendingFails), "uid"))
+		"due for long, and nobody tries": {func(t *testing.T, a *Node) { plugintest.InstallPair(t, a.Dir(), duePair(t, 10)) }, StateFailing, 41, "its renewal has been due since"},
+		"due, and requested long ago": {func(t *testing.T, a *Node) {
+			plugintest.InstallPair(t, a.Dir(), justDue(t, a))
+			plugintest.PutRecord(t, a.Dir(), plugintest.PendingSince(a.Now().Add(-nodestate.PendingFails), "uid"))
 		}, StateFailing, 41, "a request has been pending since"},
-		"due, and failing": {func(t *testing.T, a *Authenticator) {
-			plugintest.InstallPair(t, a.node.Dir(), justDue(t, a))
-			putRecord(t, a, failedWith(reason.APIUnreachable, a.node.Now()))
+		"due, and failing": {func(t *testing.T, a *Node) {
+			plugintest.InstallPair(t, a.Dir(), justDue(t, a))
+			plugintest.PutRecord(t, a.Dir(), failedWith(reason.APIUnreachable, a.Now()))
 		}, StateFailing, 41, "APIUnreachable, 3 in a row: it did not work"},
-		"due, and the worker died": {func(t *testing.T, a *Authenticator) {
-			plugintest.InstallPair(t, a.node.Dir(), justDue(t, a))
+		"due, and the worker died": {func(t *testing.T, a *Node) {
+			plugintest.InstallPair(t, a.Dir(), justDue(t, a))
 			old := time.Now().Add(-365 * 24 * time.Hour) // before the boot that the worker is of
-			if err := os.Chtimes(a.node.Dir().File(cache.CurrentFile), old, old); err != nil {
+			if err := os.Chtimes(a.Dir().File(cache.CurrentFile), old, old); err != nil {
 				t.Fatal(err)
 			}
 			deadWorker(t, a, process.ID{PID: 1 << 22, Start: 1})
 		}, StateFailing, 41, "died without a result"},
-		"due, and a worker was killed after it had installed": {func(t *testing.T, a *Authenticator) {
-			plugintest.InstallPair(t, a.node.Dir(), justDue(t, a))
+		"due, and a worker was killed after it had installed": {func(t *testing.T, a *Node) {
+			plugintest.InstallPair(t, a.Dir(), justDue(t, a))
 			deadWorker(t, a, process.ID{PID: 1 << 22, Start: 1})
 		}, StateDue, 40, "no request can be filed"},
-		"due, and the state file is damaged": {func(t *testing.T, a *Authenticator) {
-			plugintest.InstallPair(t, a.node.Dir(), justDue(t, a))
-			plugintest.Put(t, a.node.Dir(), cache.StateFile, []byte("{"), 0o600)
+		"due, and the state file is damaged": {func(t *testing.T, a *Node) {
+			plugintest.InstallPair(t, a.Dir(), justDue(t, a))
+			plugintest.Put(t, a.Dir(), cache.StateFile, []byte("{"), 0o600)
 		}, StateDue, 40, "no request can be filed"},
-		"due, and the worker that failed has ended": {func(t *testing.T, a *Authenticator) {
-			plugintest.InstallPair(t, a.node.Dir(), justDue(t, a))
-			state := failedWith(reason.APIUnreachable, a.node.Now())
+		"due, and the worker that failed has ended": {func(t *testing.T, a *Node) {
+			plugintest.InstallPair(t, a.Dir(), justDue(t, a))
+			state := failedWith(reason.APIUnreachable, a.Now())
 			state.Last.Worker = process.ID{PID: 1 << 22, Start: 1}
-			putRecord(t, a, state)
+			plugintest.PutRecord(t, a.Dir(), state)
 			deadWorker(t, a, state.Last.Worker)
 		}, StateFailing, 41, "APIUnreachable"},
-		"issued again and again": {func(t *testing.T, a *Authenticator) {
-			plugintest.InstallPair(t, a.node.Dir(), justDue(t, a))
-			putRecord(t, a, &cache.State{Last: &cache.Result{Message: "3 in short order"}})
+		"issued again and again": {func(t *testing.T, a *Node) {
+			plugintest.InstallPair(t, a.Dir(), justDue(t, a))
+			plugintest.PutRecord(t, a.Dir(), &cache.State{Last: &cache.Result{Message: "3 in short order"}})
 		}, StateFailing, 41, "3 in short order"},
-		"rejected": {func(t *testing.T, a *Authenticator) {
+		"rejected": {func(t *testing.T, a *Node) {
 			pair := plugintest.NewPair(t, nil)
-			plugintest.InstallPair(t, a.node.Dir(), pair)
-			a.node.Note.Write(nodestate.Note{Certificate: pair.Fingerprint(), Rejected: true})
+			plugintest.InstallPair(t, a.Dir(), pair)
+			a.Note.Write(nodestate.Note{Certificate: pair.Fingerprint(), Rejected: true})
 		}, StateFailing, 41, "the API server rejects it"},
-		"a wrong configuration": {func(t *testing.T, a *Authenticator) {
-			plugintest.InstallPair(t, a.node.Dir(), plugintest.NewPair(t, nil))
-			a.node.Invalid = reason.Configuration.Failure("mend it", errors.New("line 3: nonsense"))
+		"a wrong configuration": {func(t *testing.T, a *Node) {
+			plugintest.InstallPair(t, a.Dir(), plugintest.NewPair(t, nil))
+			a.Invalid = reason.Configuration.Failure("mend it", errors.New("line 3: nonsense"))
 			a.use(nil)
 		}, StateFailing, 41, "the configuration is wrong: line 3: nonsense"},
-		"expired": {func(t *testing.T, a *Authenticator) { plugintest.InstallPair(t, a.node.Dir(), duePair(t, 0)) }, StateExpired, 42, "; no request can be filed"},
-		"expired, and failing": {func(t *testing.T, a *Authenticator) {
-			plugintest.InstallPair(t, a.node.Dir(), duePair(t, 0))
-			putRecord(t, a, failedWith(reason.NoBootstrap, plugintest.Noon))
+		"expired": {func(t *testing.T, a *Node) { plugintest.InstallPair(t, a.Dir(), duePair(t, 0)) }, StateExpired, 42, "; no request can be filed"},
+		"expired, and failing": {func(t *testing.T, a *Node) {
+			plugintest.InstallPair(t, a.Dir(), duePair(t, 0))
+			plugintest.PutRecord(t, a.Dir(), failedWith(reason.NoBootstrap, plugintest.Noon))
 		}, StateExpired, 42, "NoBootstrapCredential, 3 in a row"},
-		"nothing there": {func(*testing.T, *Authenticator) {}, StateNone, 43, "no such file"},
-		"damaged": {func(t *testing.T, a *Authenticator) {
-			plugintest.Put(t, a.node.Dir(), cache.CurrentFile, []byte("hunter2"), 0o600)
+		"nothing there": {func(*testing.T, *Node) {}, StateNone, 43, "no such file"},
+		"damaged": {func(t *testing.T, a *Node) {
+			plugintest.Put(t, a.Dir(), cache.CurrentFile, []byte("hunter2"), 0o600)
 		}, StateNone, 43, "no certificate"},
-		"another node's": {func(t *testing.T, a *Authenticator) {
-			plugintest.InstallPair(t, a.node.Dir(), plugintest.NewPair(t, plugintest.OfNode("b")))
+		"another node's": {func(t *testing.T, a *Node) {
+			plugintest.InstallPair(t, a.Dir(), plugintest.NewPair(t, plugintest.OfNode("b")))
 		}, StateNone, 43, `it is for node "b"`},
-		"nothing, and a wrong configuration": {func(_ *testing.T, a *Authenticator) {
-			a.node.Invalid = reason.Configuration.Failure("mend it", errors.New("line 3: nonsense"))
+		"nothing, and a wrong configuration": {func(_ *testing.T, a *Node) {
+			a.Invalid = reason.Configuration.Failure("mend it", errors.New("line 3: nonsense"))
 			a.use(nil)
 		}, StateNone, 43, "line 3: nonsense"},
-		"a directory that others may write": {func(t *testing.T, a *Authenticator) {
-			plugintest.InstallPair(t, a.node.Dir(), plugintest.NewPair(t, nil))
-			if err := os.Chmod(a.node.Dir().Path(), 0o777); err != nil {
+		"a directory that others may write": {func(t *testing.T, a *Node) {
+			plugintest.InstallPair(t, a.Dir(), plugintest.NewPair(t, nil))
+			if err := os.Chmod(a.Dir().Path(), 0o777); err != nil {
 				t.Fatal(err)
 			}
 		}, StateUnknown, 12, "others may write into it"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			a := testAuthenticator(t)
+			a := testNode(t)
 			c.prepare(t, a)
 			o := a.Overview()
 			if o.State != c.state || !strings.Contains(o.Message, c.says) {
@@ -213,14 +187,14 @@ func TestOverviewStates(t *testing.T) {
 
 // It shows what the files hold, without the keys. It takes no lock and changes nothing.
 func TestOverviewShowsEachFile(t *testing.T) {
-	a := testAuthenticator(t)
+	a := testNode(t)
 	pair := justDue(t, a)
 	pair.Origin = &cache.Origin{Server: "https://cluster.example.com"}
-	plugintest.InstallPair(t, a.node.Dir(), pair)
-	now := a.node.Now()
-	putRecord(t, a, failedWith(reason.APIUnreachable, now.Add(-time.Minute)))
-	putRecord(t, a, pendingSince(now.Add(-90*time.Second), "uid"))
-	lock, err := a.node.Dir().TryLock()
+	plugintest.InstallPair(t, a.Dir(), pair)
+	now := a.Now()
+	plugintest.PutRecord(t, a.Dir(), failedWith(reason.APIUnreachable, now.Add(-time.Minute)))
+	plugintest.PutRecord(t, a.Dir(), plugintest.PendingSince(now.Add(-90*time.Second), "uid"))
+	lock, err := a.Dir().TryLock()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -232,16 +206,16 @@ func TestOverviewShowsEachFile(t *testing.T) {
 	if err := lock.NameWorker(self); err != nil {
 		t.Fatal(err)
 	}
-	before := plugintest.Snapshot(t, filepath.Dir(a.node.Dir().Path()))
+	before := plugintest.Snapshot(t, filepath.Dir(a.Dir().Path()))
 	o := a.Overview()
-	if after := plugintest.Snapshot(t, filepath.Dir(a.node.Dir().Path())); after != before {
+	if after := plugintest.Snapshot(t, filepath.Dir(a.Dir().Path())); after != before {
 		t.Errorf("it changed\n%s\nto\n%s", before, after)
 	}
 	second := time.Second
 	want := &Overview{
 		State: StateFailing, Message: o.Message, Hint: "mend it", Time: now.Truncate(second), NodeName: "a", Provider: "fake", SignerName: "example.com/signer",
 		Certificate: &CertificateOverview{
-			File: a.node.Dir().File(cache.CurrentFile), Subject: "CN=system:node:a,O=system:nodes", Serial: "1", Issuer: "CN=system:node:a,O=system:nodes",
+			File: a.Dir().File(cache.CurrentFile), Subject: "CN=system:node:a,O=system:nodes", Serial: "1", Issuer: "CN=system:node:a,O=system:nodes",
 			Fingerprint: pair.Fingerprint(), Server: "https://cluster.example.com", NotBefore: plugintest.Noon.Add(-12 * time.Hour), NotAfter: plugintest.Noon.Add(12 * time.Hour),
 			RemainingSeconds: int64(plugintest.Noon.Add(12*time.Hour).Sub(now) / second), RenewAt: nodestate.RenewAt(pair.Leaf).UTC().Truncate(second), Due: "its lifetime is nearly over",
 		},
@@ -257,7 +231,7 @@ func TestOverviewShowsEachFile(t *testing.T) {
 		},
 		Credential: CredentialOverview{
 			Kind: "node", Description: "the node's own certificate", Why: "the certificate can be used, and provider fake renews",
-			Server: "https://cluster.example.com", Source: a.node.Dir().File(cache.CurrentFile),
+			Server: "https://cluster.example.com", Source: a.Dir().File(cache.CurrentFile),
 		},
 		failure: o.failure,
 	}
@@ -270,19 +244,19 @@ func TestOverviewShowsEachFile(t *testing.T) {
 
 // The next credential is that of nodeaccess, and says why.
 func TestOverviewNextCredential(t *testing.T) {
-	a := testAuthenticator(t)
+	a := testNode(t)
 	o := a.Overview()
 	if c := o.Credential; c.Kind != "" || c.Why != "there is no usable certificate" || !strings.Contains(c.Problem, "no bootstrap kubeconfig") || c.Hint == "" {
 		t.Errorf("without a bootstrap kubeconfig: %+v", c)
 	}
-	a.node.Access.Bootstrap = filepath.Join(t.TempDir(), "bootstrap.conf")
+	a.Access.Bootstrap = filepath.Join(t.TempDir(), "bootstrap.conf")
 	kubeconfig := `{apiVersion: v1, kind: Config, current-context: a, contexts: [{name: a, context: {cluster: a, user: a}}],
   clusters: [{name: a, cluster: {server: "https://cluster.example.com", proxy-url: "http://u:hunter2@proxy"}}], users: [{name: a, user: {token: hunter2}}]}`
-	if err := os.WriteFile(a.node.Access.Bootstrap, []byte(kubeconfig), 0o600); err != nil {
+	if err := os.WriteFile(a.Access.Bootstrap, []byte(kubeconfig), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	o = a.Overview()
-	if c := o.Credential; c.Kind != "bootstrap" || c.Server != "https://cluster.example.com" || c.Source != a.node.Access.Bootstrap || c.Problem != "" {
+	if c := o.Credential; c.Kind != "bootstrap" || c.Server != "https://cluster.example.com" || c.Source != a.Access.Bootstrap || c.Problem != "" {
 		t.Errorf("%+v", c)
 	}
 	if data, err := json.Marshal(o); err != nil || strings.Contains(string(data), "hunter2") {
@@ -308,7 +282,7 @@ func (ekProvider) Explain(document []byte) []provider.Fact {
 
 // The state file names the template, and a pending hello the key.
 func TestOverviewNamesTheEK(t *testing.T) {
-	a := testAuthenticator(t)
+	a := testNode(t)
 	if o := a.Overview(); o.EK != nil {
 		t.Errorf("a provider without an EK has %+v", o.EK)
 	}
@@ -316,7 +290,7 @@ func TestOverviewNamesTheEK(t *testing.T) {
 	if o := a.Overview(); o.EK == nil || *o.EK != (EKOverview{}) {
 		t.Errorf("before the first certificate: %+v", o.EK)
 	}
-	putRecord(t, a, &cache.State{Remembered: map[string]string{"fake": "ecc-p256+x", "other": "x"}})
+	plugintest.PutRecord(t, a.Dir(), &cache.State{Remembered: map[string]string{"fake": "ecc-p256+x", "other": "x"}})
 	if o := a.Overview(); *o.EK != (EKOverview{Template: "ecc-p256"}) {
 		t.Errorf("after a certificate: %+v", o.EK)
 	}
@@ -324,9 +298,9 @@ func TestOverviewNamesTheEK(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pending := pendingSince(plugintest.Noon, "uid")
+	pending := plugintest.PendingSince(plugintest.Noon, "uid")
 	pending.Requests[0].Hello, pending.Requests[0].Request = true, request
-	putRecord(t, a, pending)
+	plugintest.PutRecord(t, a.Dir(), pending)
 	o := a.Overview()
 	if *o.EK != (EKOverview{Template: "rsa-2048", Fingerprint: "abcdef"}) {
 		t.Errorf("with a pending hello: %+v", o.EK)
@@ -359,7 +333,7 @@ func jsonPaths(t reflect.Type, prefix string) (paths []string) {
 
 // The names are a contract: docs/node.md has each of them, and no other.
 func TestOverviewFieldsAreDocumented(t *testing.T) {
-	document, err := os.ReadFile("../../docs/node.md")
+	document, err := os.ReadFile("../../../docs/node.md")
 	if err != nil {
 		t.Fatal(err)
 	}

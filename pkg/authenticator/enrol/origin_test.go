@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package authenticator
+package enrol
 
 import (
 	"context"
@@ -51,11 +51,11 @@ func TestRequestsShowTheirOrigin(t *testing.T) {
 	} {
 		t.Run(title, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				a := &Authenticator{node: &nodestate.Node{}, provider: plugintest.Provider{}}
+				a := &Enroller{Node: &nodestate.Node{}, Provider: plugintest.Provider{}}
 				if c.origin != nil {
 					a.use(originProvider{origin: c.origin})
 				}
-				e := &enrolment{worker: &worker{plugin: a, log: klog.Background()}, to: nodeaccess.Access{Own: c.own}}
+				e := &enrolment{worker: &worker{enroller: a, log: klog.Background()}, to: nodeaccess.Access{Own: c.own}}
 				object, began := csr.Object("name", "signer", []byte("request"), nil, nil), time.Now()
 				e.showOrigin(t.Context(), object)
 				if !maps.Equal(object.Annotations, c.want) {

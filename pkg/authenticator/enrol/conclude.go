@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package authenticator
+package enrol
 
 import (
 	"errors"
@@ -42,7 +42,7 @@ func (e *enrolment) conclude(decision csr.Decision) error {
 // saveBeforeInstall records the state that must survive a crash after the installation. This is the
 // provider's remembered value, which the issuer has pinned, and the finished announced renewal.
 func (e *enrolment) saveBeforeInstall() error {
-	state, pending := nodestate.ReadState(e.worker.plugin.node.Dir()), e.pending
+	state, pending := nodestate.ReadState(e.worker.enroller.Node.Dir()), e.pending
 	done := markRenewalDone(state, e.worker.replaced, pending.Requests[0].FiledAt)
 	if state.Remembered[pending.Provider] == pending.Remember && !done {
 		return nil
@@ -109,7 +109,7 @@ const versionHint = "bring the plugin and the controller to releases that have a
 func (e *enrolment) noCommonVersion(decision csr.Decision) error {
 	pending := e.pending
 	accepted := attestation.Versions{attestation.Version(pending.AttestationVersion)}
-	if challenger, ok := e.worker.plugin.provider.(provider.Challenger); ok {
+	if challenger, ok := e.worker.enroller.Provider.(provider.Challenger); ok {
 		accepted = challenger.Versions()
 	}
 	return reason.RequestDenied.Failure(versionHint,
@@ -122,7 +122,7 @@ func (e *enrolment) noCommonVersion(decision csr.Decision) error {
 // replace. The API server judges by its own clock.
 func (e *enrolment) takesEarly() bool {
 	held := e.status.Pair
-	return held == nil || e.worker.plugin.node.Now().Before(e.worker.plugin.built) || e.worker.plugin.node.Now().Before(held.Leaf.NotBefore)
+	return held == nil || e.worker.enroller.Node.Now().Before(e.worker.enroller.Built) || e.worker.enroller.Node.Now().Before(held.Leaf.NotBefore)
 }
 
 // checkIssued accepts a certificate only if its key is ours, it is for this node and for client
@@ -140,7 +140,7 @@ func (e *enrolment) checkIssued(certificate []byte) (*cache.Pair, error) {
 	case !cache.SameKey(leaf, key.Public()):
 		err = &cache.UnusableError{Problem: "it is for another key"}
 	default:
-		err = cache.CheckNodeCertificate(leaf, pending.NodeName, e.worker.plugin.node.Now())
+		err = cache.CheckNodeCertificate(leaf, pending.NodeName, e.worker.enroller.Node.Now())
 	}
 	var unusable *cache.UnusableError
 	if errors.As(err, &unusable) && unusable.Early && e.takesEarly() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package authenticator
+package enrol
 
 import (
 	"context"
@@ -36,16 +36,16 @@ type Rehearsal struct {
 // controller's verdict. It writes no file but the provider's lock. It uses the certificate on disk,
 // or else the kubelet's kubeconfig, or else the bootstrap kubeconfig. The Failure is RequestDenied
 // if a real request would be denied, and WaitingForSigner if ctx ends before the verdict. Until
-// then Rehearse calls remark with each reason for which the rehearsal waits.
-func (a *Authenticator) Rehearse(ctx context.Context, kubeconfig string, remark func(error)) (*Rehearsal, error) {
-	status := a.node.Load()
-	if failure := a.cannotRequest(status); failure != nil {
+// then Rehearse calls remark with the reason for which the rehearsal waits, at each change.
+func (e *Enroller) Rehearse(ctx context.Context, kubeconfig string, remark func(error)) (*Rehearsal, error) {
+	status := e.Node.Load()
+	if failure := e.cannotRequest(status); failure != nil {
 		return nil, failure
 	}
-	if _, challenges := a.provider.(provider.Challenger); !challenges {
-		return nil, reason.Configuration.Failure("set --provider=tpm", fmt.Errorf("provider %s has no evidence that can be rehearsed", a.provider.Name()))
+	if _, challenges := e.Provider.(provider.Challenger); !challenges {
+		return nil, reason.Configuration.Failure("set --provider=tpm", fmt.Errorf("provider %s has no evidence that can be rehearsed", e.Provider.Name()))
 	}
-	to, err := a.rehearsalAccess(status, kubeconfig)
+	to, err := e.rehearsalAccess(status, kubeconfig)
 	if err != nil {
 		return nil, reason.AsFailure(err)
 	}
@@ -53,9 +53,9 @@ func (a *Authenticator) Rehearse(ctx context.Context, kubeconfig string, remark 
 	if err != nil {
 		return nil, reason.Configuration.Failure("check the kubeconfig", err)
 	}
-	builder, once := a.requestBuilder(), remarkOnce(remark)
+	builder := e.requestBuilder()
 	builder.signerName = attestation.RehearsalSignerName
-	pending, key, err := builder.first(ctx, status.NodeName, to.Cluster, "", nodestate.ReadState(a.node.Dir()).Remembered[a.provider.Name()])
+	pending, key, err := builder.first(ctx, status.NodeName, to.Cluster, "", nodestate.ReadState(e.Node.Dir()).Remembered[e.Provider.Name()])
 	if err != nil {
 		return nil, reason.AsFailure(err)
 	}
@@ -63,25 +63,25 @@ func (a *Authenticator) Rehearse(ctx context.Context, kubeconfig string, remark 
 		last, waits := pending.Last(), &cache.State{}
 		request, err := client.File(ctx, csr.Object(last.Name, nodestate.SignerOf(pending), last.Request, key, pending.ExpirationSeconds))
 		if err != nil {
-			return nil, reason.BlameClock(reason.ClassifyAPIError(err, to.Credential), a.node.Now(), a.built)
+			return nil, reason.BlameClock(reason.ClassifyAPIError(err, to.Credential), e.Node.Now(), e.Built)
 		}
 		last.UID = string(request.UID)
 		decision, err := client.Wait(ctx, request, func(object *certificatesv1.CertificateSigningRequest) csr.Decision {
 			if annotation := object.Annotations[attestation.AnnotationWaiting]; annotation != "" {
 				waits.Waiting = &cache.Waiting{Request: last.Name, Annotation: annotation}
-				once(stillWaiting(pending, waits))
+				remark(StillWaiting(pending, waits))
 			}
 			return csr.ClassifyRehearsal(object)
 		})
 		switch {
 		case ctx.Err() != nil:
-			failure := stillWaiting(pending, waits)
+			failure := StillWaiting(pending, waits)
 			if waits.Waiting == nil {
 				failure.Hint = "see whether node-attestation-controller runs in this cluster, in a release that knows rehearsals"
 			}
 			return nil, failure
 		case err != nil:
-			return nil, reason.BlameClock(reason.ClassifyAPIError(err, to.Credential), a.node.Now(), a.built)
+			return nil, reason.BlameClock(reason.ClassifyAPIError(err, to.Credential), e.Node.Now(), e.Built)
 		}
 		switch decision.Outcome {
 		case csr.Answered:
@@ -94,8 +94,8 @@ func (a *Authenticator) Rehearse(ctx context.Context, kubeconfig string, remark 
 					fmt.Errorf("this machine would get no certificate: %q", text.WithReason(decision.Reason, decision.Message)))
 			}
 			passed := &Rehearsal{NodeName: status.NodeName, Server: to.Config.Host, Credential: to.Credential, Text: decision.Message}
-			if !namesSigner(decision.Message, a.signerName) {
-				passed.OtherSigner = a.signerName
+			if !namesSigner(decision.Message, e.SignerName) {
+				passed.OtherSigner = e.SignerName
 			}
 			return passed, nil
 		default:
@@ -115,12 +115,12 @@ func namesSigner(verdict, signer string) bool {
 // rehearsalAccess returns the credential for a rehearsal: that of the next real request, if there
 // is a certificate on disk, else the kubelet's. The kubelet's node must be the one that this
 // machine would claim.
-func (a *Authenticator) rehearsalAccess(status nodestate.Status, kubeconfig string) (nodeaccess.Access, error) {
+func (e *Enroller) rehearsalAccess(status nodestate.Status, kubeconfig string) (nodeaccess.Access, error) {
 	if status.Pair != nil {
 		to, _, err := status.Access()
 		return to, err
 	}
-	to, err := a.node.Access.KubeletAccess(kubeconfig)
+	to, err := e.Node.Access.KubeletAccess(kubeconfig)
 	if err != nil {
 		return to, err
 	}

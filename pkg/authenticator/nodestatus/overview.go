@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package authenticator
+// Package nodestatus describes a node's certificate for people and scripts, from the node's files:
+// the command status. types.go has the Overview, overview.go reads the files, and judge.go sums
+// them up.
+package nodestatus
 
 import (
 	"cmp"
@@ -14,33 +17,41 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
+// Node is a node whose files are described.
+type Node struct {
+	*nodestate.Node
+	// Provider is nil if the settings are invalid. SignerName is the signer to request from.
+	Provider   provider.Provider
+	SignerName string
+}
+
 // Overview reads the node's files. It takes no lock, writes nothing, and uses neither the network
 // nor the provider's device.
-func (a *Authenticator) Overview() *Overview {
-	now := a.node.Now()
+func (n Node) Overview() *Overview {
+	now := n.Now()
 	o := &Overview{Time: inSeconds(now)}
-	if a.node.Invalid == nil { // otherwise these may be defaults instead of the file's settings
-		o.Provider, o.SignerName = a.provider.Name(), a.signerName
+	if n.Invalid == nil { // otherwise these may be defaults instead of the file's settings
+		o.Provider, o.SignerName = n.Provider.Name(), n.SignerName
 	}
 	// Read the worker before the state file: then the result of an ended worker is in the state
 	// file.
-	worker := a.node.Dir().Worker()
+	worker := n.Dir().Worker()
 	o.Worker.Running = worker.Alive()
-	status := a.node.Load()
+	status := n.Load()
 	state := status.State
 	o.NodeName = status.NodeName
-	o.describeCertificate(a, status, now)
-	o.describeAnnouncement(a, status)
-	o.describeWorker(a, worker, status)
-	pending, err := a.node.Dir().Pending()
+	o.describeCertificate(n, status, now)
+	o.describeAnnouncement(n, status)
+	o.describeWorker(n, worker, status)
+	pending, err := n.Dir().Pending()
 	if err == nil && pending != nil {
 		o.describePending(pending, state, now)
 	}
-	o.describeEK(a, pending, state)
-	o.describeCredential(a, status)
+	o.describeEK(n, pending, state)
+	o.describeCredential(n, status)
 	switch {
-	case a.node.Invalid != nil:
-		o.Problem = a.node.Invalid.Error()
+	case n.Invalid != nil:
+		o.Problem = n.Invalid.Error()
 	case status.Remark != nil:
 		o.Problem = status.Remark.Error()
 	case cache.MustBeSetAside(err):
@@ -50,20 +61,20 @@ func (a *Authenticator) Overview() *Overview {
 	case status.NameErr != nil:
 		o.Problem = status.NameErr.Error()
 	}
-	o.judge(a, status, now)
+	o.judge(n, status, now)
 	return o
 }
 
 // inSeconds returns a time in the format of an Overview.
 func inSeconds(t time.Time) time.Time { return t.UTC().Truncate(time.Second) }
 
-func (o *Overview) describeCertificate(a *Authenticator, status nodestate.Status, now time.Time) {
+func (o *Overview) describeCertificate(n Node, status nodestate.Status, now time.Time) {
 	held := status.Held
 	if held == nil {
 		return
 	}
 	c := &CertificateOverview{
-		File: a.node.Dir().File(cache.CurrentFile), Subject: held.Leaf.Subject.String(), Serial: held.Leaf.SerialNumber.Text(16),
+		File: n.Dir().File(cache.CurrentFile), Subject: held.Leaf.Subject.String(), Serial: held.Leaf.SerialNumber.Text(16),
 		Issuer: held.Leaf.Issuer.String(), Fingerprint: held.Fingerprint(),
 		NotBefore: inSeconds(held.Leaf.NotBefore), NotAfter: inSeconds(held.Leaf.NotAfter),
 		RemainingSeconds: int64(held.Leaf.NotAfter.Sub(now) / time.Second),
@@ -72,7 +83,7 @@ func (o *Overview) describeCertificate(a *Authenticator, status nodestate.Status
 	if held.Origin != nil {
 		c.Server = held.Origin.Server
 	}
-	if a.node.Access.Renews {
+	if n.Access.Renews {
 		c.RenewAt = inSeconds(nodestate.RenewAt(held.Leaf))
 	}
 	if status.Problem != nil {
@@ -81,8 +92,8 @@ func (o *Overview) describeCertificate(a *Authenticator, status nodestate.Status
 	o.Certificate = c
 }
 
-func (o *Overview) describeAnnouncement(a *Authenticator, status nodestate.Status) {
-	if !a.node.Checks() || status.Pair == nil {
+func (o *Overview) describeAnnouncement(n Node, status nodestate.Status) {
+	if !n.Checks() || status.Pair == nil {
 		return
 	}
 	found := status.Announcement
@@ -96,7 +107,7 @@ func (o *Overview) describeAnnouncement(a *Authenticator, status nodestate.Statu
 	if !found.Answered.IsZero() {
 		c.Answered = inSeconds(found.Answered)
 	}
-	if next := status.NextCheck(); next.After(a.node.Now()) {
+	if next := status.NextCheck(); next.After(n.Now()) {
 		c.NextCheck = inSeconds(next)
 	}
 	if renewal := status.AnnouncedRenewal(); renewal != nil {
@@ -105,14 +116,14 @@ func (o *Overview) describeAnnouncement(a *Authenticator, status nodestate.Statu
 	o.Announcement = c
 }
 
-func (o *Overview) describeWorker(a *Authenticator, worker process.ID, status nodestate.Status) {
+func (o *Overview) describeWorker(n Node, worker process.ID, status nodestate.Status) {
 	state := status.State
 	if o.Worker.Running {
 		o.Worker.PID, o.Worker.AgeSeconds = worker.PID, int64(worker.Age()/time.Second)
 	}
 	// A worker may be killed after it has installed its certificate: that is no failure.
 	o.Worker.Died = !o.Worker.Running && nodestate.LeftNoResult(worker, state) &&
-		a.node.Dir().Stamp(cache.CurrentFile).Modified().Before(time.Now().Add(-worker.Age()))
+		n.Dir().Stamp(cache.CurrentFile).Modified().Before(time.Now().Add(-worker.Age()))
 	if last := state.Last; last != nil {
 		o.LastRun = &LastRunOverview{
 			Started: inSeconds(last.Started), Finished: inSeconds(last.Finished),
@@ -142,14 +153,14 @@ func (o *Overview) describePending(pending *cache.Pending, state *cache.State, n
 	}
 }
 
-func (o *Overview) describeEK(a *Authenticator, pending *cache.Pending, state *cache.State) {
-	namer, ok := a.provider.(provider.EKNamer)
+func (o *Overview) describeEK(n Node, pending *cache.Pending, state *cache.State) {
+	namer, ok := n.Provider.(provider.EKNamer)
 	if !ok {
 		return
 	}
-	o.EK = &EKOverview{Template: namer.EKTemplate(state.Remembered[a.provider.Name()])}
-	inspector, ok := a.provider.(provider.Inspector)
-	if !ok || pending == nil || pending.Provider != a.provider.Name() || !pending.Requests[0].Hello {
+	o.EK = &EKOverview{Template: namer.EKTemplate(state.Remembered[n.Provider.Name()])}
+	inspector, ok := n.Provider.(provider.Inspector)
+	if !ok || pending == nil || pending.Provider != n.Provider.Name() || !pending.Requests[0].Hello {
 		return
 	}
 	content, err := attestation.Parse(pending.Requests[0].Request)
@@ -166,9 +177,9 @@ func (o *Overview) describeEK(a *Authenticator, pending *cache.Pending, state *c
 	}
 }
 
-func (o *Overview) describeCredential(a *Authenticator, status nodestate.Status) {
-	if a.node.Invalid != nil || status.Permanent {
-		o.Credential.Problem = "no request is filed until this is solved: " + cmp.Or(a.node.Invalid, status.Problem).Error()
+func (o *Overview) describeCredential(n Node, status nodestate.Status) {
+	if n.Invalid != nil || status.Permanent {
+		o.Credential.Problem = "no request is filed until this is solved: " + cmp.Or(n.Invalid, status.Problem).Error()
 		return
 	}
 	to, why, err := status.Access()
@@ -179,6 +190,6 @@ func (o *Overview) describeCredential(a *Authenticator, status nodestate.Status)
 	}
 	o.Credential = CredentialOverview{Kind: "bootstrap", Description: to.Credential, Why: why, Server: to.Cluster.Server, Source: to.Source}
 	if to.Own {
-		o.Credential.Kind, o.Credential.Why = "node", "the certificate can be used, and provider "+a.provider.Name()+" renews"
+		o.Credential.Kind, o.Credential.Why = "node", "the certificate can be used, and provider "+n.Provider.Name()+" renews"
 	}
 }

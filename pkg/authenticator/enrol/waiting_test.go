@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package authenticator
+package enrol
 
 import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
@@ -47,13 +46,6 @@ func TestWhatTheControllerSaysOfAWaitingRequest(t *testing.T) {
 			if state := n.wantState(reason.WaitingForSigner, reason.BackOffNone); (state.Waiting != nil) != c.explained || c.explained && state.Waiting.Annotation != annotation {
 				t.Errorf("%+v", state.Waiting)
 			}
-			o := n.Overview()
-			if pending := o.Pending; (pending.Reason == why && pending.Cure == cure) != c.explained {
-				t.Errorf("%+v", pending)
-			}
-			if strings.Contains(o.Message, ": "+why) != c.explained || (o.Hint == cure) != c.explained {
-				t.Errorf("%s (%s)", o.Message, o.Hint)
-			}
 			n.api.mu.Lock()
 			n.api.hello, n.api.proof = challenge, n.issue
 			clear(n.api.decided)
@@ -73,8 +65,8 @@ func TestWaitingIsNotWrittenDown(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.api.hello = says("MachineNotFound: run this")
-	n.step = func(step Step) {
-		file := n.node.Dir().File(cache.StateFile)
+	n.Step = func(step Step) {
+		file := n.Node.Dir().File(cache.StateFile)
 		switch step {
 		case StepChallenge:
 			if err := os.Mkdir(file, 0o700); err != nil {
@@ -89,42 +81,5 @@ func TestWaitingIsNotWrittenDown(t *testing.T) {
 	failure := plugintest.WantFailure(t, n.work(), reason.WaitingForSigner)
 	if state := n.wantState(reason.WaitingForSigner, reason.BackOffNone); state.Waiting != nil || strings.Contains(failure.Error(), "MachineNotFound") {
 		t.Errorf("%v, %+v", failure, state.Waiting)
-	}
-}
-
-// prepare says what the request waits for as soon as that is known, and that nothing is known after
-// some seconds.
-func TestProgress(t *testing.T) {
-	t.Parallel()
-	filed := func(ago time.Duration, uid string) func(t *testing.T, a *Authenticator) {
-		return func(t *testing.T, a *Authenticator) { putRecord(t, a, pendingSince(a.node.Now().Add(-ago), uid)) }
-	}
-	seen := func(request string) func(t *testing.T, a *Authenticator) {
-		return func(t *testing.T, a *Authenticator) {
-			filed(0, "uid")(t, a)
-			putRecord(t, a, &cache.State{Waiting: &cache.Waiting{Request: request, Annotation: "MachineNotFound: run this"}})
-		}
-	}
-	const plain = "CertificateSigningRequest node-csr-x: signer example.com/signer has not issued a certificate yet"
-	for name, c := range map[string]struct {
-		arrange    func(t *testing.T, a *Authenticator)
-		says, hint string
-	}{
-		"no request":           {func(*testing.T, *Authenticator) {}, "", ""},
-		"not filed":            {filed(time.Hour, ""), "", ""},
-		"just filed":           {filed(0, "uid"), "", ""},
-		"filed some time ago":  {filed(unanswered, "uid"), plain, "see: kubectl describe csr node-csr-x"},
-		"the controller knows": {seen("node-csr-x"), plain + ": MachineNotFound", "run this"},
-		"another request":      {seen("node-csr-w"), "", ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			a := testAuthenticator(t)
-			c.arrange(t, a)
-			got := a.progress()
-			if (got == nil) != (c.says == "") || got != nil && (got.Error() != c.says || got.Hint != c.hint) {
-				t.Errorf("%+v", got)
-			}
-		})
 	}
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package authenticator
+package nodestatus
 
 import (
 	"errors"
@@ -14,7 +14,7 @@ import (
 )
 
 // judge derives the state from the other fields.
-func (o *Overview) judge(a *Authenticator, status nodestate.Status, now time.Time) {
+func (o *Overview) judge(n Node, status nodestate.Status, now time.Time) {
 	attempt, hint, failed := o.attempt()
 	if status.Permanent {
 		failure := reason.AsFailure(status.Problem)
@@ -22,8 +22,8 @@ func (o *Overview) judge(a *Authenticator, status nodestate.Status, now time.Tim
 		return
 	}
 	if status.Pair == nil {
-		if a.node.Invalid != nil {
-			attempt, hint = a.node.Invalid.Error(), reason.AsFailure(a.node.Invalid).Hint
+		if n.Invalid != nil {
+			attempt, hint = n.Invalid.Error(), reason.AsFailure(n.Invalid).Hint
 		}
 		state, why := StateNone, reason.NoCertificate
 		var unusable *cache.UnusableError
@@ -35,8 +35,8 @@ func (o *Overview) judge(a *Authenticator, status nodestate.Status, now time.Tim
 	}
 	until := inSeconds(status.Pair.Leaf.NotAfter).Format(time.RFC3339)
 	served := fmt.Sprintf("the certificate is served, to %s at most, but ", until)
-	if a.node.Invalid != nil {
-		o.set(StateFailing, reason.RenewalFailing, served+"the configuration is wrong: "+a.node.Invalid.Error(), reason.AsFailure(a.node.Invalid).Hint)
+	if n.Invalid != nil {
+		o.set(StateFailing, reason.RenewalFailing, served+"the configuration is wrong: "+n.Invalid.Error(), reason.AsFailure(n.Invalid).Hint)
 		return
 	}
 	if status.Due == "" {

@@ -1,20 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package authenticator
+package enrol
 
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/json"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
-	"math/big"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -30,7 +26,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
@@ -44,9 +39,9 @@ import (
 )
 
 // newWorker returns a worker that holds the lock.
-func newWorker(t testing.TB, a *Authenticator) *worker {
+func newWorker(t testing.TB, a *Enroller) *worker {
 	t.Helper()
-	w := &worker{plugin: a, log: klog.Background()}
+	w := &worker{enroller: a, log: klog.Background()}
 	if err := w.takeLock(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +50,7 @@ func newWorker(t testing.TB, a *Authenticator) *worker {
 }
 
 // newPending returns a request under way that is what o wants.
-func newPending(t testing.TB, a *Authenticator) *cache.Pending {
+func newPending(t testing.TB, a *Enroller) *cache.Pending {
 	t.Helper()
 	pending, _, err := a.requestBuilder().first(t.Context(), "a", cache.Origin{Server: "https://x"}, "", "")
 	if err != nil {
@@ -64,63 +59,25 @@ func newPending(t testing.TB, a *Authenticator) *cache.Pending {
 	return pending
 }
 
-// sign issues a certificate for the request's key, as its subject asks but for change.
-func sign(t testing.TB, pkcs10 []byte, change func(*x509.Certificate)) []byte {
-	t.Helper()
-	request, err := x509.ParseCertificateRequest(pkcs10)
-	if err != nil {
-		t.Error(err)
-		return nil
-	}
-	ca, _, keyPEM := plugintest.NewCertificate(t, &x509.Certificate{Subject: pkix.Name{CommonName: "ca"}, NotAfter: plugintest.Noon.Add(time.Hour), IsCA: true, BasicConstraintsValid: true})
-	key, err := csr.ParseKey(keyPEM)
-	if err != nil {
-		t.Error(err)
-		return nil
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: request.Subject, NotBefore: plugintest.Noon.Add(-time.Minute), NotAfter: plugintest.Noon.Add(time.Hour),
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-	}
-	if change != nil {
-		change(template)
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, ca, request.PublicKey, key)
-	if err != nil {
-		t.Error(err)
-		return nil
-	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-}
-
-func pkcs10Of(t testing.TB, request []byte) []byte {
-	t.Helper()
-	parsed, err := attestation.Parse(request)
-	if err != nil {
-		t.Error(err)
-	}
-	return parsed.PKCS10
-}
-
 func TestOnlyTheCertificateThatWasAskedForIsTaken(t *testing.T) {
-	a := testAuthenticator(t)
+	a := testEnroller(t)
 	w := newWorker(t, a)
 	pending := newPending(t, a)
-	pkcs10 := pkcs10Of(t, pending.Requests[0].Request)
+	pkcs10 := plugintest.PKCS10Of(t, pending.Requests[0].Request)
 	other := newPending(t, a)
 	for name, c := range map[string]struct {
 		certificate []byte
 		want        reason.Reason // empty: taken
 	}{
-		"as asked":           {sign(t, pkcs10, nil), ""},
-		"with its issuer":    {append(sign(t, pkcs10, nil), plugintest.NewCA(t)...), ""},
-		"the issuer first":   {append(plugintest.NewCA(t), sign(t, pkcs10, nil)...), reason.CertificateUnusable},
-		"for another key":    {sign(t, pkcs10Of(t, other.Requests[0].Request), nil), reason.CertificateUnusable},
-		"another node's":     {sign(t, pkcs10, plugintest.OfNode("b")), reason.CertificateUnusable},
-		"an administrator's": {sign(t, pkcs10, func(c *x509.Certificate) { c.Subject.Organization = []string{"system:masters"} }), reason.CertificateUnusable},
-		"a CA's":             {sign(t, pkcs10, func(c *x509.Certificate) { c.IsCA, c.BasicConstraintsValid = true, true }), reason.CertificateUnusable},
-		"for servers":        {sign(t, pkcs10, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }), reason.CertificateUnusable},
-		"of yesterday":       {sign(t, pkcs10, func(c *x509.Certificate) { c.NotAfter = plugintest.Noon.Add(-time.Second) }), reason.ClockWrong},
+		"as asked":           {plugintest.Sign(t, pkcs10, nil), ""},
+		"with its issuer":    {append(plugintest.Sign(t, pkcs10, nil), plugintest.NewCA(t)...), ""},
+		"the issuer first":   {append(plugintest.NewCA(t), plugintest.Sign(t, pkcs10, nil)...), reason.CertificateUnusable},
+		"for another key":    {plugintest.Sign(t, plugintest.PKCS10Of(t, other.Requests[0].Request), nil), reason.CertificateUnusable},
+		"another node's":     {plugintest.Sign(t, pkcs10, plugintest.OfNode("b")), reason.CertificateUnusable},
+		"an administrator's": {plugintest.Sign(t, pkcs10, func(c *x509.Certificate) { c.Subject.Organization = []string{"system:masters"} }), reason.CertificateUnusable},
+		"a CA's":             {plugintest.Sign(t, pkcs10, func(c *x509.Certificate) { c.IsCA, c.BasicConstraintsValid = true, true }), reason.CertificateUnusable},
+		"for servers":        {plugintest.Sign(t, pkcs10, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }), reason.CertificateUnusable},
+		"of yesterday":       {plugintest.Sign(t, pkcs10, func(c *x509.Certificate) { c.NotAfter = plugintest.Noon.Add(-time.Second) }), reason.ClockWrong},
 		"garbage":            {[]byte("hunter2"), reason.CertificateUnusable},
 		"a key":              {pending.Key, reason.CertificateUnusable},
 	} {
@@ -148,53 +105,53 @@ func TestPendingRequestIsTakenUpOnlyIfItIsStillWanted(t *testing.T) {
 	seconds := int32(3600)
 	to := nodeaccess.Access{Cluster: cache.Origin{Server: "https://x"}}
 	for name, c := range map[string]struct {
-		change  func(t *testing.T, a *Authenticator, s *nodestate.Status, to *nodeaccess.Access)
+		change  func(t *testing.T, a *Enroller, s *nodestate.Status, to *nodeaccess.Access)
 		takenUp bool
 	}{
-		"as it was":         {func(*testing.T, *Authenticator, *nodestate.Status, *nodeaccess.Access) {}, true},
-		"another node name": {func(_ *testing.T, _ *Authenticator, s *nodestate.Status, _ *nodeaccess.Access) { s.NodeName = "b" }, false},
-		"another signer": {func(_ *testing.T, a *Authenticator, _ *nodestate.Status, _ *nodeaccess.Access) {
-			a.signerName = "example.com/other"
+		"as it was":         {func(*testing.T, *Enroller, *nodestate.Status, *nodeaccess.Access) {}, true},
+		"another node name": {func(_ *testing.T, _ *Enroller, s *nodestate.Status, _ *nodeaccess.Access) { s.NodeName = "b" }, false},
+		"another signer": {func(_ *testing.T, a *Enroller, _ *nodestate.Status, _ *nodeaccess.Access) {
+			a.SignerName = "example.com/other"
 		}, false},
-		"another lifetime": {func(_ *testing.T, a *Authenticator, _ *nodestate.Status, _ *nodeaccess.Access) {
-			a.expirationSeconds = &seconds
+		"another lifetime": {func(_ *testing.T, a *Enroller, _ *nodestate.Status, _ *nodeaccess.Access) {
+			a.ExpirationSeconds = &seconds
 		}, false},
-		"another provider ID": {func(_ *testing.T, a *Authenticator, _ *nodestate.Status, _ *nodeaccess.Access) {
-			a.providerID = "x://y"
+		"another provider ID": {func(_ *testing.T, a *Enroller, _ *nodestate.Status, _ *nodeaccess.Access) {
+			a.ProviderID = "x://y"
 		}, false},
-		"another cluster": {func(_ *testing.T, _ *Authenticator, _ *nodestate.Status, to *nodeaccess.Access) {
+		"another cluster": {func(_ *testing.T, _ *Enroller, _ *nodestate.Status, to *nodeaccess.Access) {
 			to.Cluster.Server = "https://y"
 		}, false},
-		"its certificate is there": {func(t *testing.T, a *Authenticator, s *nodestate.Status, _ *nodeaccess.Access) {
-			pending, err := a.node.Dir().Pending()
+		"its certificate is there": {func(t *testing.T, a *Enroller, s *nodestate.Status, _ *nodeaccess.Access) {
+			pending, err := a.Node.Dir().Pending()
 			if err != nil {
 				t.Fatal(err)
 			}
-			certificate := sign(t, pkcs10Of(t, pending.Requests[0].Request), nil)
+			certificate := plugintest.Sign(t, plugintest.PKCS10Of(t, pending.Requests[0].Request), nil)
 			chain, leaf, err := csr.ParseCertificates(certificate)
 			if err != nil {
 				t.Fatal(err)
 			}
 			s.Pair = &cache.Pair{Chain: chain, Leaf: leaf, Key: pending.Key}
 		}, false},
-		"damaged": {func(t *testing.T, a *Authenticator, _ *nodestate.Status, _ *nodeaccess.Access) {
-			plugintest.Put(t, a.node.Dir(), cache.PendingFile, []byte("{"), 0o600)
+		"damaged": {func(t *testing.T, a *Enroller, _ *nodestate.Status, _ *nodeaccess.Access) {
+			plugintest.Put(t, a.Node.Dir(), cache.PendingFile, []byte("{"), 0o600)
 		}, false},
-		"readable by others": {func(t *testing.T, a *Authenticator, _ *nodestate.Status, _ *nodeaccess.Access) {
-			if err := os.Chmod(a.node.Dir().File(cache.PendingFile), 0o644); err != nil {
+		"readable by others": {func(t *testing.T, a *Enroller, _ *nodestate.Status, _ *nodeaccess.Access) {
+			if err := os.Chmod(a.Node.Dir().File(cache.PendingFile), 0o644); err != nil {
 				t.Fatal(err)
 			}
 		}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			a := testAuthenticator(t)
+			a := testEnroller(t)
 			w := newWorker(t, a)
 			want := newPending(t, a)
 			if err := w.lock.SetPending(want); err != nil {
 				t.Fatal(err)
 			}
 			s, to := nodestate.Status{NodeName: "a"}, to
-			c.change(t, w.plugin, &s, &to)
+			c.change(t, w.enroller, &s, &to)
 			e := &enrolment{worker: w, status: s, to: to}
 			err := e.resume()
 			got := e.pending
@@ -205,118 +162,67 @@ func TestPendingRequestIsTakenUpOnlyIfItIsStillWanted(t *testing.T) {
 				t.Error("another came back")
 			}
 			// Its key must not stay behind in a file that nobody will look at again.
-			if _, err := os.Lstat(a.node.Dir().File(cache.PendingFile)); c.takenUp != (err == nil) {
+			if _, err := os.Lstat(a.Node.Dir().File(cache.PendingFile)); c.takenUp != (err == nil) {
 				t.Errorf("the file: %v", err)
 			}
 		})
 	}
 }
 
-// apiServer plays as much of an API server as a worker needs.
-type apiServer struct {
-	t *testing.T
-	// decide says what becomes of a request that is filed.
-	decide func(*certificatesv1.CertificateSigningRequest)
-	// review answers a SelfSubjectReview.
-	review http.HandlerFunc
-	// refuses are credentials that get a 401: "token" or "certificate".
-	refuses []string
-	// denies has the reason for which a request with a credential is denied.
-	denies map[string]string
-
-	mu    sync.Mutex
-	filed []string // whose credential each request was filed with
-}
-
-func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	credential := "none"
-	if r.Header.Get("Authorization") != "" {
-		credential = "token"
-	}
-	if len(r.TLS.PeerCertificates) > 0 {
-		credential = "certificate"
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.review != nil && strings.HasSuffix(r.URL.Path, "/selfsubjectreviews") {
-		a.review(w, r)
-		return
-	}
-	var object certificatesv1.CertificateSigningRequest
-	if err := json.NewDecoder(r.Body).Decode(&object); err != nil || r.Method != http.MethodPost {
-		a.t.Errorf("%s %s: %v", r.Method, r.URL, err)
-	}
-	a.filed = append(a.filed, credential)
-	w.Header().Set("Content-Type", "application/json")
-	if slices.Contains(a.refuses, credential) {
-		w.WriteHeader(http.StatusUnauthorized)
-		_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: "Failure", Code: 401, Reason: metav1.StatusReasonUnauthorized, Message: "Unauthorized"})
-		return
-	}
-	object.UID = "uid"
-	if reason := a.denies[credential]; reason != "" {
-		deny(reason)(0, &object)
-	} else {
-		a.decide(&object)
-	}
-	w.WriteHeader(http.StatusCreated)
-	_ = json.NewEncoder(w).Encode(object)
-}
-
 // enrolling returns an Authenticator that gets its certificate from that API server, with a token
 // for the first one.
-func enrolling(t *testing.T, api *apiServer) *Authenticator {
+func enrolling(t *testing.T, api *plugintest.APIServer) *Enroller {
 	t.Helper()
-	api.t = t
+	api.T = t
 	server, ca := plugintest.TLSServer(t, api, func(s *httptest.Server) {
 		s.TLS = &tls.Config{ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12}
 	})
-	a := testAuthenticator(t)
-	a.node.Access.Bootstrap = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(server.URL, ca), "token: abc"))
-	a.ask(ExecInfo{APIVersion: execV1, Cluster: &clientauthentication.Cluster{Server: server.URL, CertificateAuthorityData: ca}})
+	a := testEnroller(t)
+	a.Node.Access.Bootstrap = plugintest.WriteFile(t, t.TempDir(), "b.conf", plugintest.Kubeconfig(plugintest.OnServer(server.URL, ca), "token: abc"))
+	a.Node.Access.Asked = &cache.Origin{Server: server.URL, CertificateAuthorityData: ca}
 	return a
 }
 
 func TestWorkGetsACertificate(t *testing.T) {
 	t.Parallel()
 	issue := func(object *certificatesv1.CertificateSigningRequest) {
-		object.Status.Certificate = sign(t, pkcs10Of(t, object.Spec.Request), nil)
+		object.Status.Certificate = plugintest.Sign(t, plugintest.PKCS10Of(t, object.Spec.Request), nil)
 	}
 	for name, c := range map[string]struct {
 		old     func(*x509.Certificate) // nil: there is none
-		prepare func(a *Authenticator, old *cache.Pair)
+		prepare func(a *Enroller, old *cache.Pair)
 		refuses []string
 		filed   []string
 		failure reason.Reason
 	}{
 		"the first": {nil, nil, nil, []string{"token"}, ""},
-		"the next":  {dueSoon, nil, nil, []string{"certificate"}, ""},
-		"the next, which does not renew": {dueSoon, func(a *Authenticator, old *cache.Pair) {
+		"the next":  {plugintest.DueSoon, nil, nil, []string{"certificate"}, ""},
+		"the next, which does not renew": {plugintest.DueSoon, func(a *Enroller, old *cache.Pair) {
 			a.use(plugintest.Provider{})
-			a.node.Note = rejectedNote(a, old)
+			a.Node.Note = rejectedNote(a, old)
 		}, nil, []string{"token"}, ""},
 		"after one that ended":             {func(c *x509.Certificate) { c.NotAfter = plugintest.Noon }, nil, nil, []string{"token"}, ""},
-		"after one known to be rejected":   {dueSoon, func(a *Authenticator, old *cache.Pair) { rejectedNote(a, old) }, nil, []string{"token"}, ""},
-		"after one found to be rejected":   {dueSoon, nil, []string{"certificate"}, []string{"certificate", "token"}, ""},
-		"with no credential that is known": {dueSoon, nil, []string{"certificate", "token"}, []string{"certificate", "token"}, reason.BootstrapRefused},
+		"after one known to be rejected":   {plugintest.DueSoon, func(a *Enroller, old *cache.Pair) { rejectedNote(a, old) }, nil, []string{"token"}, ""},
+		"after one found to be rejected":   {plugintest.DueSoon, nil, []string{"certificate"}, []string{"certificate", "token"}, ""},
+		"with no credential that is known": {plugintest.DueSoon, nil, []string{"certificate", "token"}, []string{"certificate", "token"}, reason.BootstrapRefused},
 		"with a token that has run out":    {nil, nil, []string{"token"}, []string{"token"}, reason.BootstrapRefused},
 	} {
 		t.Run(name, func(t *testing.T) {
-			api := &apiServer{decide: issue, refuses: c.refuses}
+			api := &plugintest.APIServer{Decide: issue, Refuses: c.refuses}
 			a := enrolling(t, api)
 			var old *cache.Pair
 			if c.old != nil {
 				old = plugintest.NewPair(t, c.old)
-				plugintest.InstallPair(t, a.node.Dir(), old)
+				plugintest.InstallPair(t, a.Node.Dir(), old)
 			}
 			if c.prepare != nil {
 				c.prepare(a, old)
 			}
 			err := a.Work(t.Context())
-			if !slices.Equal(api.filed, c.filed) {
-				t.Errorf("filed with %q, want %q", api.filed, c.filed)
+			if !slices.Equal(api.Filed, c.filed) {
+				t.Errorf("filed with %q, want %q", api.Filed, c.filed)
 			}
-			state, stateErr := a.node.Dir().State()
+			state, stateErr := a.Node.Dir().State()
 			if stateErr != nil || state.Last == nil || state.Last.Reason != string(c.failure) {
 				t.Errorf("state %+v, %v", state, stateErr)
 			}
@@ -325,7 +231,7 @@ func TestWorkGetsACertificate(t *testing.T) {
 				if state.Failures != 1 || !state.NextAttempt.After(plugintest.Noon) {
 					t.Errorf("state %+v", state)
 				}
-				if n := a.node.Note.Read(); old != nil && (!n.Rejected || n.Certificate != old.Fingerprint()) {
+				if n := a.Node.Note.Read(); old != nil && (!n.Rejected || n.Certificate != old.Fingerprint()) {
 					t.Errorf("the next worker will show the rejected certificate again: %+v", n)
 				}
 				return
@@ -333,15 +239,15 @@ func TestWorkGetsACertificate(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			s := a.node.Load()
-			if s.Pair == nil || s.Due != "" || s.Problem != nil || s.Pair.Origin == nil || s.Pair.Origin.Server != a.exec.Cluster.Server {
+			s := a.Node.Load()
+			if s.Pair == nil || s.Due != "" || s.Problem != nil || s.Pair.Origin == nil || s.Pair.Origin.Server != a.Node.Access.Asked.Server {
 				t.Errorf("after it: due %q, lack %v", s.Due, s.Problem)
 			}
-			if _, err := os.Lstat(a.node.Dir().File(cache.PendingFile)); !errors.Is(err, os.ErrNotExist) {
+			if _, err := os.Lstat(a.Node.Dir().File(cache.PendingFile)); !errors.Is(err, os.ErrNotExist) {
 				t.Errorf("a second copy of the key is left behind: %v", err)
 			}
-			if err := a.Work(t.Context()); err != nil || len(api.filed) != len(c.filed) {
-				t.Errorf("a worker too many asked again: %q, %v", api.filed, err)
+			if err := a.Work(t.Context()); err != nil || len(api.Filed) != len(c.filed) {
+				t.Errorf("a worker too many asked again: %q, %v", api.Filed, err)
 			}
 		})
 	}
@@ -357,32 +263,32 @@ func TestCertificateOfAnotherCluster(t *testing.T) {
 		answer string
 		filed  []string
 	}{
-		"known":                     {201, someone, nil},
+		"known":                     {201, plugintest.Someone, nil},
 		"known as another":          {201, `{"status":{"userInfo":{"username":"system:node:b"}}}`, []string{"token"}},
 		"known as nobody":           {201, `{}`, []string{"token"}},
-		"rejected":                  {401, someone, []string{"token"}},
-		"refused":                   {403, someone, []string{"token"}},
-		"known, but not in so many": {200, someone, []string{"token"}},
+		"rejected":                  {401, plugintest.Someone, []string{"token"}},
+		"refused":                   {403, plugintest.Someone, []string{"token"}},
+		"known, but not in so many": {200, plugintest.Someone, []string{"token"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			api := &apiServer{decide: func(object *certificatesv1.CertificateSigningRequest) {
-				object.Status.Certificate = sign(t, pkcs10Of(t, object.Spec.Request), nil)
+			api := &plugintest.APIServer{Decide: func(object *certificatesv1.CertificateSigningRequest) {
+				object.Status.Certificate = plugintest.Sign(t, plugintest.PKCS10Of(t, object.Spec.Request), nil)
 			}}
-			api.review = answerCode(c.code, c.answer)
+			api.Review = plugintest.AnswerCode(c.code, c.answer)
 			a := enrolling(t, api)
 			old := plugintest.NewPair(t, nil)
-			old.Origin = &cache.Origin{Server: a.exec.Cluster.Server, CertificateAuthorityData: plugintest.NewCA(t)}
-			plugintest.InstallPair(t, a.node.Dir(), old)
-			if s := a.node.Load(); !s.Foreign || s.Due == "" {
+			old.Origin = &cache.Origin{Server: a.Node.Access.Asked.Server, CertificateAuthorityData: plugintest.NewCA(t)}
+			plugintest.InstallPair(t, a.Node.Dir(), old)
+			if s := a.Node.Load(); !s.Foreign || s.Due == "" {
 				t.Fatalf("foreign %v, due %q", s.Foreign, s.Due)
 			}
 			if err := a.Work(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			if !slices.Equal(api.filed, c.filed) {
-				t.Errorf("filed with %q, want %q", api.filed, c.filed)
+			if !slices.Equal(api.Filed, c.filed) {
+				t.Errorf("filed with %q, want %q", api.Filed, c.filed)
 			}
-			s := a.node.Load()
+			s := a.Node.Load()
 			if s.Pair == nil || s.Foreign || s.Due != "" || (s.Pair.Fingerprint() == old.Fingerprint()) != (c.filed == nil) {
 				t.Errorf("after it: foreign %v, due %q, lack %v", s.Foreign, s.Due, s.Problem)
 			}
@@ -413,23 +319,23 @@ func TestWorkAfterTheOwnCertificateIsDenied(t *testing.T) {
 			says: []string{"UnknownCredential", "b.conf"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			api := &apiServer{refuses: c.refuses, denies: map[string]string{"certificate": c.reason, "token": c.bootstrap}, decide: func(object *certificatesv1.CertificateSigningRequest) {
-				object.Status.Certificate = sign(t, pkcs10Of(t, object.Spec.Request), nil)
+			api := &plugintest.APIServer{Refuses: c.refuses, Denies: map[string]string{"certificate": c.reason, "token": c.bootstrap}, Decide: func(object *certificatesv1.CertificateSigningRequest) {
+				object.Status.Certificate = plugintest.Sign(t, plugintest.PKCS10Of(t, object.Spec.Request), nil)
 			}}
 			a := enrolling(t, api)
-			old := plugintest.NewPair(t, dueSoon)
-			plugintest.InstallPair(t, a.node.Dir(), old)
+			old := plugintest.NewPair(t, plugintest.DueSoon)
+			plugintest.InstallPair(t, a.Node.Dir(), old)
 			if c.without {
-				a.node.Access.Bootstrap += ".none"
+				a.Node.Access.Bootstrap += ".none"
 			}
 			err := a.Work(t.Context())
-			if !slices.Equal(api.filed, c.filed) {
-				t.Errorf("filed with %q, want %q", api.filed, c.filed)
+			if !slices.Equal(api.Filed, c.filed) {
+				t.Errorf("filed with %q, want %q", api.Filed, c.filed)
 			}
-			if pending, err := a.node.Dir().Pending(); pending != nil || err != nil {
+			if pending, err := a.Node.Dir().Pending(); pending != nil || err != nil {
 				t.Errorf("the next worker goes on with what was denied: %v", err)
 			}
-			s := a.node.Load()
+			s := a.Node.Load()
 			if c.failure == "" {
 				if err != nil || s.Pair == nil || s.Pair.Fingerprint() == old.Fingerprint() {
 					t.Errorf("no new certificate: %v", err)
@@ -448,18 +354,12 @@ func TestWorkAfterTheOwnCertificateIsDenied(t *testing.T) {
 			if s.Pair == nil || s.Rejected || s.Pair.Fingerprint() != old.Fingerprint() {
 				t.Error("the old certificate is not served any more")
 			}
-			state, err := a.node.Dir().State()
+			state, err := a.Node.Dir().State()
 			if err != nil || state.NextAttempt.Sub(plugintest.Noon) < reason.BackOffLater.Delay(1, 0, 0) {
 				t.Errorf("requests were denied, and the next worker starts soon: %+v, %v", state, err)
 			}
 		})
 	}
-}
-
-// rejectedNote says that the API server rejects the pair.
-func rejectedNote(a *Authenticator, pair *cache.Pair) nodestate.NoteFile {
-	a.node.Note.Write(nodestate.Note{Certificate: pair.Fingerprint(), Rejected: true})
-	return a.node.Note
 }
 
 func TestWorkBacksOffAfterARefusal(t *testing.T) {
@@ -476,33 +376,32 @@ func TestWorkBacksOffAfterARefusal(t *testing.T) {
 		"denied": {set(certificatesv1.CertificateDenied), reason.RequestDenied},
 		"failed": {set(certificatesv1.CertificateFailed), reason.RequestFailed},
 		"unusable": {func(object *certificatesv1.CertificateSigningRequest) {
-			object.Status.Certificate = sign(t, pkcs10Of(t, object.Spec.Request), plugintest.OfNode("b"))
+			object.Status.Certificate = plugintest.Sign(t, plugintest.PKCS10Of(t, object.Spec.Request), plugintest.OfNode("b"))
 		}, reason.CertificateUnusable},
 	} {
 		t.Run(name, func(t *testing.T) {
-			api := &apiServer{decide: c.decide}
+			api := &plugintest.APIServer{Decide: c.decide}
 			a := enrolling(t, api)
 			now := plugintest.Noon
-			a.node.Now = func() time.Time { return now }
+			a.Node.Now = func() time.Time { return now }
 			var pauses []time.Duration
 			for range 7 {
 				plugintest.MustFail(t, a.Work(t.Context()), c.want)
-				state, err := a.node.Dir().State()
+				state, err := a.Node.Dir().State()
 				if err != nil {
 					t.Fatal(err)
 				}
 				pauses = append(pauses, state.NextAttempt.Sub(now))
 				// a worker is a process that has ended by now
-				plugintest.Put(t, a.node.Dir(), cache.LockFile, nil, 0o600)
-				_, err = a.Run(t.Context())
-				plugintest.MustFail(t, err, c.want)
-				if pending, err := a.node.Dir().Pending(); pending != nil || err != nil {
+				plugintest.Put(t, a.Node.Dir(), cache.LockFile, nil, 0o600)
+				plugintest.MustFail(t, a.Work(t.Context()), c.want)
+				if pending, err := a.Node.Dir().Pending(); pending != nil || err != nil {
 					t.Errorf("a request that is settled is still pending: %v", err)
 				}
 				now = state.NextAttempt
 			}
-			if len(api.filed) != 7 {
-				t.Errorf("%d requests were filed by seven workers", len(api.filed))
+			if len(api.Filed) != 7 {
+				t.Errorf("%d requests were filed by seven workers", len(api.Filed))
 			}
 			for i, first := 0, 30*time.Second; i < len(pauses); i, first = i+1, min(2*first, 10*time.Minute) {
 				if pauses[i] < first || pauses[i] > first*3/2 {
@@ -515,19 +414,19 @@ func TestWorkBacksOffAfterARefusal(t *testing.T) {
 
 func TestThereIsOneWorker(t *testing.T) {
 	t.Parallel()
-	a := testAuthenticator(t)
-	lock, err := a.node.Dir().TryLock()
+	a := testEnroller(t)
+	lock, err := a.Node.Dir().TryLock()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer lock.Unlock()
 	// would panic if it came to anything
-	a.use(nil)
-	// it would wait for lockWait
+	a.Provider = nil
+	// it would wait for LockWait
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	plugintest.MustFail(t, a.Work(ctx), reason.WorkerUnavailable)
-	if left, err := filepath.Glob(a.node.Dir().File("*")); err != nil || len(left) != 1 {
+	if left, err := filepath.Glob(a.Node.Dir().File("*")); err != nil || len(left) != 1 {
 		t.Errorf("it wrote: %q, %v", left, err)
 	}
 }
@@ -549,7 +448,7 @@ type registry struct {
 func (r *registry) add(object *certificatesv1.CertificateSigningRequest, uid types.UID, issues bool) {
 	object.UID = uid
 	if issues {
-		object.Status.Certificate = sign(r.t, pkcs10Of(r.t, object.Spec.Request), nil)
+		object.Status.Certificate = plugintest.Sign(r.t, plugintest.PKCS10Of(r.t, object.Spec.Request), nil)
 	}
 	if r.objects == nil {
 		r.objects = map[string]*certificatesv1.CertificateSigningRequest{}
@@ -689,14 +588,14 @@ func TestWorkCarriesOnWithAPendingRequest(t *testing.T) {
 			t.Parallel()
 			api := &registry{t: t}
 			server, ca := plugintest.TLSServer(t, api, nil)
-			a := testAuthenticator(t)
-			a.node.Access.Bootstrap = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(server.URL, ca), "token: abc"))
+			a := testEnroller(t)
+			a.Node.Access.Bootstrap = plugintest.WriteFile(t, t.TempDir(), "b.conf", plugintest.Kubeconfig(plugintest.OnServer(server.URL, ca), "token: abc"))
 			pending, _, err := a.requestBuilder().first(t.Context(), "a", cache.Origin{Server: server.URL, CertificateAuthorityData: ca}, "", "")
 			if err != nil {
 				t.Fatal(err)
 			}
 			c.prepare(api, pending)
-			lock, err := a.node.Dir().TryLock()
+			lock, err := a.Node.Dir().TryLock()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -705,7 +604,7 @@ func TestWorkCarriesOnWithAPendingRequest(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			plugintest.Put(t, a.node.Dir(), "."+cache.CurrentFile+".tmp-1", []byte("left by a crash"), 0o600)
+			plugintest.Put(t, a.Node.Dir(), "."+cache.CurrentFile+".tmp-1", []byte("left by a crash"), 0o600)
 			enough := 10 * time.Second
 			if c.failure == reason.WaitingForSigner { // nothing answers
 				enough = 3 * time.Second
@@ -715,7 +614,7 @@ func TestWorkCarriesOnWithAPendingRequest(t *testing.T) {
 			err = a.Work(ctx)
 			if c.failure != "" {
 				plugintest.MustFail(t, err, c.failure)
-			} else if s := a.node.Load(); err != nil || s.Pair == nil {
+			} else if s := a.Node.Load(); err != nil || s.Pair == nil {
 				t.Errorf("%v, lack %v", err, s.Problem)
 			}
 			which := func(name string) string {
@@ -732,7 +631,7 @@ func TestWorkCarriesOnWithAPendingRequest(t *testing.T) {
 				t.Errorf("posted %q, want %q", posts, c.posts)
 			}
 			left := none
-			if p, err := a.node.Dir().Pending(); err != nil {
+			if p, err := a.Node.Dir().Pending(); err != nil {
 				t.Error(err)
 			} else if p != nil {
 				left = which(p.Last().Name)
@@ -747,11 +646,11 @@ func TestWorkCarriesOnWithAPendingRequest(t *testing.T) {
 			if left != c.pending {
 				t.Errorf("pending is %s, want %s", left, c.pending)
 			}
-			state, err := a.node.Dir().State()
+			state, err := a.Node.Dir().State()
 			if err != nil || state.Last == nil || state.Last.Reason != string(c.failure) || state.NextAttempt.IsZero() != (c.failure == "" || c.failure == reason.WaitingForSigner) {
 				t.Errorf("state %+v, %v", state, err)
 			}
-			if rest, err := filepath.Glob(a.node.Dir().File(".*")); err != nil || len(rest) > 0 {
+			if rest, err := filepath.Glob(a.Node.Dir().File(".*")); err != nil || len(rest) > 0 {
 				t.Errorf("left behind: %q, %v", rest, err)
 			}
 		})
@@ -760,17 +659,17 @@ func TestWorkCarriesOnWithAPendingRequest(t *testing.T) {
 
 // What a worker asks for is what the operator set.
 func TestRequestIsWhatTheOperatorSet(t *testing.T) {
-	a := testAuthenticator(t)
+	a := testEnroller(t)
 	seconds := int32(7200)
-	a.expirationSeconds, a.providerID, a.signerName = &seconds, "x://y", "example.com/other"
+	a.ExpirationSeconds, a.ProviderID, a.SignerName = &seconds, "x://y", "example.com/other"
 	var seen certificatesv1.CertificateSigningRequestSpec
-	api := &apiServer{decide: func(object *certificatesv1.CertificateSigningRequest) {
+	api := &plugintest.APIServer{Decide: func(object *certificatesv1.CertificateSigningRequest) {
 		seen = object.Spec
-		object.Status.Certificate = sign(t, pkcs10Of(t, object.Spec.Request), nil)
+		object.Status.Certificate = plugintest.Sign(t, plugintest.PKCS10Of(t, object.Spec.Request), nil)
 	}}
 	there := enrolling(t, api)
-	a.node.Access.Bootstrap = there.node.Access.Bootstrap
-	a.ask(there.exec)
+	a.Node.Access.Bootstrap = there.Node.Access.Bootstrap
+	a.Node.Access.Asked = there.Node.Access.Asked
 	asked := &askedProvider{Provider: plugintest.Provider{CanRenew: true}}
 	a.use(asked)
 	if err := a.Work(t.Context()); err != nil {
@@ -808,11 +707,11 @@ func (p *askedProvider) Evidence(ctx context.Context, request provider.Request) 
 // The run that started it, and the back-off of the worker before it, may be long past when a worker
 // gets the lock.
 func TestWorkerThatQueuedWaitsLikeTheOthers(t *testing.T) {
-	api := &apiServer{decide: func(*certificatesv1.CertificateSigningRequest) { t.Error("it filed a request") }}
+	api := &plugintest.APIServer{Decide: func(*certificatesv1.CertificateSigningRequest) { t.Error("it filed a request") }}
 	a := enrolling(t, api)
-	writeState(t, a, &cache.State{Failures: 1, Last: &cache.Result{Reason: string(reason.RequestDenied), Message: "denied", Hint: "ask"}, NextAttempt: plugintest.Noon.Add(time.Minute)})
+	plugintest.WriteState(t, a.Node.Dir(), &cache.State{Failures: 1, Last: &cache.Result{Reason: string(reason.RequestDenied), Message: "denied", Hint: "ask"}, NextAttempt: plugintest.Noon.Add(time.Minute)})
 	plugintest.MustFail(t, a.Work(t.Context()), reason.RequestDenied)
-	if state, err := a.node.Dir().State(); err != nil || state.Failures != 1 {
+	if state, err := a.Node.Dir().State(); err != nil || state.Failures != 1 {
 		t.Errorf("it counts as a failure: %+v, %v", state, err)
 	}
 }
@@ -823,51 +722,57 @@ func TestOnlyARenewalForAgeWaits(t *testing.T) {
 	t.Parallel()
 	const left = 130 * time.Minute
 	for name, c := range map[string]struct {
-		change func(a *Authenticator, pair *cache.Pair)
+		change func(a *Enroller, pair *cache.Pair)
 		waits  bool
 	}{
-		"its age": {func(*Authenticator, *cache.Pair) {}, true},
-		"was read": {func(a *Authenticator, _ *cache.Pair) {
-			if err := os.Chmod(a.node.Dir().File(cache.CurrentFile), 0o644); err != nil {
+		"its age": {func(*Enroller, *cache.Pair) {}, true},
+		"was read": {func(a *Enroller, _ *cache.Pair) {
+			if err := os.Chmod(a.Node.Dir().File(cache.CurrentFile), 0o644); err != nil {
 				t.Fatal(err)
 			}
 		}, false},
-		"rejected":   {func(a *Authenticator, pair *cache.Pair) { a.node.Note = rejectedNote(a, pair) }, false},
-		"no renewal": {func(a *Authenticator, pair *cache.Pair) { announce(t, a, pair, plugintest.Noon.Add(time.Hour)) }, true},
-		"a renewal":  {func(a *Authenticator, pair *cache.Pair) { announce(t, a, pair, plugintest.Noon.Add(-time.Hour)) }, false},
+		"rejected":   {func(a *Enroller, pair *cache.Pair) { a.Node.Note = rejectedNote(a, pair) }, false},
+		"no renewal": {func(a *Enroller, pair *cache.Pair) { announce(t, a, pair, plugintest.Noon.Add(time.Hour)) }, true},
+		"a renewal":  {func(a *Enroller, pair *cache.Pair) { announce(t, a, pair, plugintest.Noon.Add(-time.Hour)) }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server, ca := plugintest.TLSServer(t, &registry{t: t, refusePost: 500}, nil)
-			a := testAuthenticator(t)
-			a.node.Access.Bootstrap = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(server.URL, ca), "token: abc"))
-			a.ask(ExecInfo{APIVersion: execV1, Cluster: &clientauthentication.Cluster{Server: server.URL, CertificateAuthorityData: ca}})
+			a := testEnroller(t)
+			a.Node.Access.Bootstrap = plugintest.WriteFile(t, t.TempDir(), "b.conf", plugintest.Kubeconfig(plugintest.OnServer(server.URL, ca), "token: abc"))
+			a.Node.Access.Asked = &cache.Origin{Server: server.URL, CertificateAuthorityData: ca}
 			pair := plugintest.NewPair(t, func(c *x509.Certificate) {
 				c.NotBefore, c.NotAfter = plugintest.Noon.Add(left-24*time.Hour), plugintest.Noon.Add(left)
 			})
-			plugintest.InstallPair(t, a.node.Dir(), pair)
+			plugintest.InstallPair(t, a.Node.Dir(), pair)
 			c.change(a, pair)
 			for range spreadFrom {
 				plugintest.MustFail(t, a.Work(t.Context()), reason.APIUnreachable)
-				plugintest.Put(t, a.node.Dir(), cache.LockFile, nil, 0o600) // a worker is a process that has ended by now
-				state, err := a.node.Dir().State()
+				plugintest.Put(t, a.Node.Dir(), cache.LockFile, nil, 0o600) // a worker is a process that has ended by now
+				state, err := a.Node.Dir().State()
 				if err != nil {
 					t.Fatal(err)
 				}
 				if waits := state.NextAttempt.Sub(plugintest.Noon) >= left/spreadPart; waits != (c.waits && state.Failures == spreadFrom) {
 					t.Errorf("after %d failures, the next attempt is after %s", state.Failures, state.NextAttempt.Sub(plugintest.Noon))
 				}
-				a.node.Now = func() time.Time { return plugintest.Noon.Add(time.Minute) }
+				a.Node.Now = func() time.Time { return plugintest.Noon.Add(time.Minute) }
 			}
 		})
 	}
 }
 
 // announce has the last check have found a renewal.
-func announce(t *testing.T, a *Authenticator, pair *cache.Pair, dueAt time.Time) {
+func announce(t *testing.T, a *Enroller, pair *cache.Pair, dueAt time.Time) {
 	t.Helper()
-	a.node.CheckInterval = 15 * time.Minute
-	writeState(t, a, &cache.State{Announcement: &cache.Announcement{
+	a.Node.CheckInterval = 15 * time.Minute
+	plugintest.WriteState(t, a.Node.Dir(), &cache.State{Announcement: &cache.Announcement{
 		Checked: plugintest.Noon, Answered: plugintest.Noon, Exists: true, Certificate: pair.Fingerprint(), Reported: pair.Fingerprint(),
 		Renewal: &cache.Renewal{Name: "r", IssuedBefore: plugintest.Noon, DueAt: dueAt},
 	}})
+}
+
+// rejectedNote says that the API server rejects the pair.
+func rejectedNote(a *Enroller, pair *cache.Pair) nodestate.NoteFile {
+	a.Node.Note.Write(nodestate.Note{Certificate: pair.Fingerprint(), Rejected: true})
+	return a.Node.Note
 }

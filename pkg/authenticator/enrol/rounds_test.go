@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package authenticator
+package enrol
 
 import (
 	"bytes"
 	"context"
 	"crypto/x509"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -23,7 +24,6 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
@@ -221,7 +221,7 @@ func remove(_ int, o *csrObject) { o.DeletionTimestamp = &metav1.Time{Time: plug
 // testNode is node "a" with a provider that is challenged, before an API server with a controller.
 // The controller has no objections.
 type testNode struct {
-	*Authenticator
+	*Enroller
 	t    testing.TB
 	api  *controller
 	tpm  *fakeChallenger
@@ -230,20 +230,20 @@ type testNode struct {
 
 func newNode(t *testing.T) *testNode {
 	t.Helper()
-	n := &testNode{Authenticator: testAuthenticator(t), t: t, tpm: newChallenger(), time: plugintest.Noon}
+	n := &testNode{Enroller: testEnroller(t), t: t, tpm: newChallenger(), time: plugintest.Noon}
 	n.api = &controller{registry: registry{t: t, slow: true}, decided: map[string]bool{}, hello: challenge, proof: n.issue}
 	server, ca := plugintest.TLSServer(t, n.api, nil)
 	seconds := int32(7200)
-	n.expirationSeconds, n.providerID = &seconds, "x://y"
+	n.ExpirationSeconds, n.ProviderID = &seconds, "x://y"
 	n.use(n.tpm)
-	n.node.Access.Bootstrap = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(server.URL, ca), "token: abc"))
-	n.node.Now = func() time.Time { return n.time }
+	n.Node.Access.Bootstrap = plugintest.WriteFile(t, t.TempDir(), "b.conf", plugintest.Kubeconfig(plugintest.OnServer(server.URL, ca), "token: abc"))
+	n.Node.Now = func() time.Time { return n.time }
 	return n
 }
 
 // issue issues a certificate that lives for an hour.
 func (n *testNode) issue(_ int, o *csrObject) {
-	o.Status.Certificate = sign(n.t, pkcs10Of(n.t, o.Spec.Request), func(c *x509.Certificate) {
+	o.Status.Certificate = plugintest.Sign(n.t, plugintest.PKCS10Of(n.t, o.Spec.Request), func(c *x509.Certificate) {
 		c.NotBefore, c.NotAfter = n.time.Add(-time.Minute), n.time.Add(time.Hour)
 	})
 }
@@ -276,13 +276,13 @@ var errKilled = errors.New("killed")
 func (n *testNode) workUntil(nth int) (killed Step, err error) {
 	n.t.Helper()
 	defer func() {
-		n.step = func(Step) {}
+		n.Step = func(Step) {}
 		if r := recover(); r != nil && r != any(errKilled) {
 			panic(r)
 		}
 	}()
 	i := 0
-	n.step = func(s Step) {
+	n.Step = func(s Step) {
 		if i++; i > nth {
 			killed = s
 			panic(errKilled)
@@ -294,7 +294,7 @@ func (n *testNode) workUntil(nth int) (killed Step, err error) {
 // pending returns the pending file, which has to be good.
 func (n *testNode) pending() *cache.Pending {
 	n.t.Helper()
-	pending, err := n.node.Dir().Pending()
+	pending, err := n.Node.Dir().Pending()
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -303,7 +303,7 @@ func (n *testNode) pending() *cache.Pending {
 
 // pendingFile is pending for goroutines that may not fail the test.
 func (n *testNode) pendingFile() *cache.Pending {
-	pending, err := n.node.Dir().Pending()
+	pending, err := n.Node.Dir().Pending()
 	if err != nil {
 		return nil
 	}
@@ -326,7 +326,7 @@ func (n *testNode) wantFiled(hellos, proofs int) {
 // wantState checks how the last worker ended: with a pause of this kind.
 func (n *testNode) wantState(why reason.Reason, pause reason.BackOff) *cache.State {
 	n.t.Helper()
-	state, err := n.node.Dir().State()
+	state, err := n.Node.Dir().State()
 	if err != nil || state.Last == nil {
 		n.t.Fatalf("state %+v, %v", state, err)
 	}
@@ -347,11 +347,11 @@ func (n *testNode) wantState(why reason.Reason, pause reason.BackOff) *cache.Sta
 func (n *testNode) wantInstalled() {
 	n.t.Helper()
 	_, proofs := n.api.split()
-	s := n.node.Load()
+	s := n.Node.Load()
 	if s.Pair == nil || len(proofs) == 0 || !bytes.Equal(s.Pair.Chain, proofs[len(proofs)-1].Status.Certificate) {
 		n.t.Fatalf("not installed: lack %v", s.Problem)
 	}
-	if _, err := os.Lstat(n.node.Dir().File(cache.PendingFile)); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Lstat(n.Node.Dir().File(cache.PendingFile)); !errors.Is(err, os.ErrNotExist) {
 		n.t.Errorf("a second copy of the key is left behind: %v", err)
 	}
 }
@@ -359,7 +359,7 @@ func (n *testNode) wantInstalled() {
 // wantNothingInstalled checks that there is no certificate.
 func (n *testNode) wantNothingInstalled() {
 	n.t.Helper()
-	if _, err := os.Lstat(n.node.Dir().File(cache.CurrentFile)); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Lstat(n.Node.Dir().File(cache.CurrentFile)); !errors.Is(err, os.ErrNotExist) {
 		n.t.Errorf("a certificate was installed: %v", err)
 	}
 }
@@ -424,7 +424,7 @@ func TestProviderGetsFiledRequest(t *testing.T) {
 func TestWorkerMayBeKilledAtAnyStep(t *testing.T) {
 	all := newNode(t)
 	var steps []Step
-	all.step = func(s Step) { steps = append(steps, s) }
+	all.Step = func(s Step) { steps = append(steps, s) }
 	if err := all.work(); err != nil {
 		t.Fatal(err)
 	}
@@ -510,7 +510,7 @@ func TestWorkersMayBeKilledOverAndOver(t *testing.T) {
 	if len(hellos) != 1 || len(proofs) != 1 {
 		t.Errorf("%d hellos and %d proofs", len(hellos), len(proofs))
 	}
-	if s := n.node.Load(); s.Pair == nil || !bytes.Equal(s.Pair.Chain, proofs[0].Status.Certificate) {
+	if s := n.Node.Load(); s.Pair == nil || !bytes.Equal(s.Pair.Chain, proofs[0].Status.Certificate) {
 		t.Errorf("not installed: %v", s.Problem)
 	}
 }
@@ -550,7 +550,7 @@ func TestHelloIsNoWayToACertificate(t *testing.T) {
 		"issued":           func(n *testNode, i int, o *csrObject) { n.issue(i, o) },
 		"approved, issued": func(n *testNode, i int, o *csrObject) { approve(i, o); n.issue(i, o) },
 		"issued, for the wrong node": func(n *testNode, i int, o *csrObject) {
-			o.Status.Certificate = sign(n.t, pkcs10Of(n.t, o.Spec.Request), plugintest.OfNode("b"))
+			o.Status.Certificate = plugintest.Sign(n.t, plugintest.PKCS10Of(n.t, o.Spec.Request), plugintest.OfNode("b"))
 		},
 		"issued, with an empty challenge": func(n *testNode, i int, o *csrObject) {
 			n.issue(i, o)
@@ -1007,7 +1007,7 @@ func TestProviderThatHangs(t *testing.T) {
 func TestDeadlineReachesTheProvider(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	n.workerDeadline = 4 * time.Second
+	n.Deadline = 4 * time.Second
 	n.tpm.evidence = func(ctx context.Context, _ provider.Request) ([]byte, error) {
 		select {
 		case <-ctx.Done():
@@ -1114,7 +1114,7 @@ func TestProviderGetsBackWhatLedToTheLastCertificate(t *testing.T) {
 				t.Errorf("%d, %s: it got back %q, want %q", i, c.name, asked.Remembered, c.got)
 			}
 		}
-		if state, err := n.node.Dir().State(); err != nil || state.Remembered["fake"] != c.kept {
+		if state, err := n.Node.Dir().State(); err != nil || state.Remembered["fake"] != c.kept {
 			t.Errorf("%d, %s: %q is kept, want %q, %v", i, c.name, state.Remembered["fake"], c.kept, err)
 		}
 		if c.name == "the next takes it up" && len(n.tpm.hellos) > 0 {
@@ -1123,18 +1123,18 @@ func TestProviderGetsBackWhatLedToTheLastCertificate(t *testing.T) {
 		n.later()
 	}
 	// A worker that died is noted by the next run.
-	state, err := n.node.Dir().State()
+	state, err := n.Node.Dir().State()
 	if err != nil {
 		t.Fatal(err)
 	}
 	state.Remembered = map[string]string{"fake": "z"}
-	writeState(t, n.Authenticator, state)
-	lock, err := n.node.Dir().TryLock()
+	plugintest.WriteState(t, n.Node.Dir(), state)
+	lock, err := n.Node.Dir().TryLock()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer lock.Unlock()
-	if err := errors.Join(lock.NameWorker(plugintest.Asker), n.supervisor().recordDeath(lock, nodestate.ReadState(n.node.Dir()))); err != nil {
+	if err := errors.Join(lock.NameWorker(plugintest.Asker), n.RecordDeath(lock, nodestate.ReadState(n.Node.Dir()))); err != nil {
 		t.Fatal(err)
 	}
 	if state := n.wantState(reason.WorkerUnavailable, reason.BackOffNone); state.Remembered["fake"] != "z" {
@@ -1152,11 +1152,11 @@ func TestBothRoundsGoUnderOneCredential(t *testing.T) {
 	}{
 		{"the same", func(*testing.T, *testNode) {}, 1},
 		{"another token", func(t *testing.T, n *testNode) {
-			data, err := os.ReadFile(n.node.Access.Bootstrap)
+			data, err := os.ReadFile(n.Node.Access.Bootstrap)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := os.WriteFile(n.node.Access.Bootstrap, bytes.Replace(data, []byte("token: abc"), []byte("token: abd"), 1), 0o600); err != nil {
+			if err := os.WriteFile(n.Node.Access.Bootstrap, bytes.Replace(data, []byte("token: abc"), []byte("token: abd"), 1), 0o600); err != nil {
 				t.Fatal(err)
 			}
 		}, 2},
@@ -1255,7 +1255,7 @@ func TestKilledAfterInstallingStillRemembers(t *testing.T) {
 		if got := n.tpm.hellos; len(got) != 1 || got[0].Remembered != "ek" {
 			t.Errorf("killed before %s: the next hello got back %+v", step, got)
 		}
-		if state, err := n.node.Dir().State(); err != nil || state.Remembered["fake"] != "ek" {
+		if state, err := n.Node.Dir().State(); err != nil || state.Remembered["fake"] != "ek" {
 			t.Errorf("killed before %s: %q is kept, %v", step, state.Remembered, err)
 		}
 	}
@@ -1265,7 +1265,7 @@ func TestKilledAfterInstallingStillRemembers(t *testing.T) {
 // of another provider's.
 func TestStateOfAnotherReleaseStillRemembers(t *testing.T) {
 	n := newNode(t)
-	plugintest.Put(t, n.node.Dir(), cache.StateFile, []byte(`{"version":1,"remembered":{"fake":"ek","other":"x"},"added":true}`), 0o600)
+	plugintest.Put(t, n.Node.Dir(), cache.StateFile, []byte(`{"version":1,"remembered":{"fake":"ek","other":"x"},"added":true}`), 0o600)
 	n.tpm.hello = func(context.Context, provider.Request) ([]byte, string, error) {
 		return []byte(`{"version":"fake/v3"}`), "new", nil
 	}
@@ -1275,7 +1275,7 @@ func TestStateOfAnotherReleaseStillRemembers(t *testing.T) {
 	if got := n.tpm.hellos[0].Remembered; got != "ek" {
 		t.Errorf("the hello got back %q", got)
 	}
-	if state, err := n.node.Dir().State(); err != nil || state.Remembered["fake"] != "new" || state.Remembered["other"] != "x" {
+	if state, err := n.Node.Dir().State(); err != nil || state.Remembered["fake"] != "new" || state.Remembered["other"] != "x" {
 		t.Errorf("%q is kept, %v", state.Remembered, err)
 	}
 }
@@ -1319,7 +1319,7 @@ func TestNoHellosWithoutEnd(t *testing.T) {
 				if err := n.work(); err == nil {
 					t.Fatal("it came to something")
 				}
-				if state, err := n.node.Dir().State(); err == nil && state.NextAttempt.After(n.time) {
+				if state, err := n.Node.Dir().State(); err == nil && state.NextAttempt.After(n.time) {
 					n.time = state.NextAttempt
 				}
 			}
@@ -1405,11 +1405,11 @@ func TestAnswerOfAnySortIsHandedOnAndNeverShown(t *testing.T) {
 func TestNothingSecretIsShown(t *testing.T) {
 	n := newNode(t)
 	const secret, token, remembered = "c2VjcmV0LWNoYWxsZW5nZQ", "abc.hunter2hunter2", "remembered-handle"
-	data, err := os.ReadFile(n.node.Access.Bootstrap)
+	data, err := os.ReadFile(n.Node.Access.Bootstrap)
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.node.Access.Bootstrap = writeFile(t, t.TempDir(), "c.conf", strings.ReplaceAll(string(data), "token: abc", "token: "+token))
+	n.Node.Access.Bootstrap = plugintest.WriteFile(t, t.TempDir(), "c.conf", strings.ReplaceAll(string(data), "token: abc", "token: "+token))
 	n.api.hello = func(_ int, o *csrObject) { annotate(o, attestation.AnnotationChallenge, secret) }
 	evidence := n.tpm.evidence
 	n.tpm.hello = func(context.Context, provider.Request) ([]byte, string, error) {
@@ -1428,7 +1428,7 @@ func TestNothingSecretIsShown(t *testing.T) {
 	ctx := log.context(t)
 	failure := plugintest.WantFailure(t, n.Work(ctx), reason.TPMError)
 	left := n.pending()
-	pendingFile, err := os.ReadFile(n.node.Dir().File(cache.PendingFile))
+	pendingFile, err := os.ReadFile(n.Node.Dir().File(cache.PendingFile))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -1436,7 +1436,7 @@ func TestNothingSecretIsShown(t *testing.T) {
 	if err := n.Work(ctx); err != nil {
 		t.Fatal(err)
 	}
-	stateFile, err := os.ReadFile(n.node.Dir().File(cache.StateFile))
+	stateFile, err := os.ReadFile(n.Node.Dir().File(cache.StateFile))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -1445,10 +1445,10 @@ func TestNothingSecretIsShown(t *testing.T) {
 	}
 	key := strings.Split(string(left.Key), "\n")[1]
 	for what, text := range map[string]string{"log": log.String(), "error": failure.Error() + failure.Hint, "state": string(stateFile), "pending": string(pendingFile)} {
-		for _, private := range []string{secret, base64Of([]byte(secret)), token, key, base64Of(left.Key), remembered} {
+		for _, private := range []string{secret, base64.StdEncoding.EncodeToString([]byte(secret)), token, key, base64.StdEncoding.EncodeToString(left.Key), remembered} {
 			// The pending file is where the key is, and the two files are where the
 			// provider's own is kept.
-			if strings.Contains(text, private) && (what != "pending" || private != base64Of(left.Key) && private != remembered) && (what != "state" || private != remembered) {
+			if strings.Contains(text, private) && (what != "pending" || private != base64.StdEncoding.EncodeToString(left.Key) && private != remembered) && (what != "state" || private != remembered) {
 				t.Errorf("%s holds %q:\n%s", what, private, text)
 			}
 		}
@@ -1462,7 +1462,7 @@ func TestPendingFileOfTheEarlierFormat(t *testing.T) {
 	for name, uid := range map[string]string{"posted": "uid", "not posted": ""} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
-			challenged := n.provider
+			challenged := n.Provider
 			n.use(plugintest.Provider{CanRenew: true, Signer: "example.com/signer"})
 			n.api.proof = func(int, *csrObject) {}
 			plugintest.MustFail(t, n.work(), reason.WaitingForSigner)
@@ -1492,7 +1492,7 @@ func TestPendingFileOfTheEarlierFormat(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			plugintest.Put(t, n.node.Dir(), cache.PendingFile, data, 0o600)
+			plugintest.Put(t, n.Node.Dir(), cache.PendingFile, data, 0o600)
 			n.use(challenged)
 			n.api.mu.Lock()
 			n.api.proof = n.issue
@@ -1527,9 +1527,9 @@ func TestPendingFileOfTheEarlierFormat(t *testing.T) {
 // A dry run shows the hello that a worker would file, and leaves no trace.
 func TestDryRunShowsTheHello(t *testing.T) {
 	n := newNode(t)
-	writeState(t, n.Authenticator, &cache.State{Remembered: map[string]string{"fake": "ek", "other": "x"}})
-	before := plugintest.Snapshot(t, n.node.Dir().Path())
-	report := n.DryRun(t.Context())
+	plugintest.WriteState(t, n.Node.Dir(), &cache.State{Remembered: map[string]string{"fake": "ek", "other": "x"}})
+	before := plugintest.Snapshot(t, n.Node.Dir().Path())
+	report := n.DryRun(t.Context(), time.Second)
 	if report.Failure != nil {
 		t.Fatal(report.Failure)
 	}
@@ -1542,7 +1542,7 @@ func TestDryRunShowsTheHello(t *testing.T) {
 	if got := n.tpm.hellos; len(got) != 1 || got[0].Remembered != "ek" || got[0].Version != "fake/v3" || got[0].SignerName != "example.com/signer" || len(n.tpm.proofs) > 0 {
 		t.Errorf("asked for %+v", got)
 	}
-	if after := plugintest.Snapshot(t, n.node.Dir().Path()); after != before {
+	if after := plugintest.Snapshot(t, n.Node.Dir().Path()); after != before {
 		t.Errorf("it wrote:\n%s\nbefore:\n%s", after, before)
 	}
 }
@@ -1601,8 +1601,8 @@ func newDeniedNode(t *testing.T) *testNode {
 			challenge(i, o)
 		}
 	}
-	plugintest.InstallPair(t, n.node.Dir(), plugintest.NewPair(t, dueSoon))
-	n.ask(execOf(t, n))
+	plugintest.InstallPair(t, n.Node.Dir(), plugintest.NewPair(t, plugintest.DueSoon))
+	n.Node.Access.Asked = execOf(t, n)
 	return n
 }
 
@@ -1653,13 +1653,13 @@ func TestHelloOfTheBootstrapCredentialIsTakenUp(t *testing.T) {
 }
 
 // execOf is client-go's question of the cluster that the bootstrap kubeconfig names.
-func execOf(t *testing.T, n *testNode) ExecInfo {
+func execOf(t *testing.T, n *testNode) *cache.Origin {
 	t.Helper()
-	to, err := n.node.Access.BootstrapAccess()
+	to, err := n.Node.Access.BootstrapAccess()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return ExecInfo{APIVersion: execV1, Cluster: &clientauthentication.Cluster{Server: to.Cluster.Server, CertificateAuthorityData: to.Cluster.CertificateAuthorityData}}
+	return &cache.Origin{Server: to.Cluster.Server, CertificateAuthorityData: to.Cluster.CertificateAuthorityData}
 }
 
 // A clock that is evidently wrong takes no certificate away.
@@ -1674,27 +1674,27 @@ func TestCertificateThatIsEarly(t *testing.T) {
 		taken bool
 	}{
 		"the first":               {nil, time.Time{}, true},
-		"after one that is valid": {dueSoon, plugintest.Noon.Add(-time.Hour), false},
+		"after one that is valid": {plugintest.DueSoon, plugintest.Noon.Add(-time.Hour), false},
 		"after one that is early, too": {func(c *x509.Certificate) {
 			c.NotBefore, c.NotAfter = plugintest.Noon.Add(time.Hour), plugintest.Noon.Add(2*time.Hour)
 		}, time.Time{}, true},
-		"the clock is before the build":         {dueSoon, plugintest.Noon.Add(time.Hour), true},
-		"the clock is a second after the build": {dueSoon, plugintest.Noon.Add(-time.Second), false},
+		"the clock is before the build":         {plugintest.DueSoon, plugintest.Noon.Add(time.Hour), true},
+		"the clock is a second after the build": {plugintest.DueSoon, plugintest.Noon.Add(-time.Second), false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
-			n.built = c.built
+			n.Built = c.built
 			n.api.proof = func(_ int, o *csrObject) {
-				o.Status.Certificate = sign(t, pkcs10Of(t, o.Spec.Request), early)
+				o.Status.Certificate = plugintest.Sign(t, plugintest.PKCS10Of(t, o.Spec.Request), early)
 			}
 			var held *cache.Pair
 			if c.held != nil {
 				held = plugintest.NewPair(t, c.held)
-				plugintest.InstallPair(t, n.node.Dir(), held)
-				rejectedNote(n.Authenticator, held) // so that it is to be replaced
+				plugintest.InstallPair(t, n.Node.Dir(), held)
+				rejectedNote(n.Enroller, held) // so that it is to be replaced
 			}
 			err := n.work()
-			s := n.node.Load()
+			s := n.Node.Load()
 			if !c.taken {
 				failure := plugintest.WantFailure(t, err, reason.ClockWrong)
 				if !strings.Contains(failure.Error(), "2026-11-20T15:00:00Z") || !strings.Contains(failure.Error(), "2026-11-20T12:00:00Z") {
@@ -1719,8 +1719,8 @@ func TestCertificateThatIsEarly(t *testing.T) {
 // A certificate that has ended, and nothing to get another with: it may be the clock that is wrong.
 func TestEndedCertificateNamesBothTimes(t *testing.T) {
 	n := newNode(t)
-	plugintest.InstallPair(t, n.node.Dir(), plugintest.NewPair(t, func(c *x509.Certificate) { c.NotAfter = plugintest.Noon.Add(-time.Hour) }))
-	n.node.Access.Bootstrap += ".none"
+	plugintest.InstallPair(t, n.Node.Dir(), plugintest.NewPair(t, func(c *x509.Certificate) { c.NotAfter = plugintest.Noon.Add(-time.Hour) }))
+	n.Node.Access.Bootstrap += ".none"
 	failure := plugintest.WantFailure(t, n.work(), reason.NoBootstrap)
 	for _, says := range []string{"expired at 2026-11-20T11:00:00Z", "clock says 2026-11-20T12:00:00Z", "no bootstrap kubeconfig"} {
 		if !strings.Contains(failure.Error(), says) {
@@ -1736,10 +1736,10 @@ func TestEndedCertificateNamesBothTimes(t *testing.T) {
 func TestClockBeforeTheBuildIsBlamed(t *testing.T) {
 	expired := reason.ClassifyAPIError(x509.CertificateInvalidError{Reason: x509.Expired}, "whose")
 	for built, want := range map[time.Time]reason.Reason{plugintest.Noon.Add(time.Hour): reason.ClockWrong, plugintest.Noon: reason.APIUntrusted, {}: reason.APIUntrusted} {
-		a := testAuthenticator(t)
-		a.built = built
-		plugintest.MustFail(t, reason.BlameClock(expired, a.node.Now(), a.built), want)
-		plugintest.MustFail(t, reason.BlameClock(reason.APIUntrusted.Failure("", x509.UnknownAuthorityError{}), a.node.Now(), a.built), reason.APIUntrusted)
+		a := testEnroller(t)
+		a.Built = built
+		plugintest.MustFail(t, reason.BlameClock(expired, a.Node.Now(), a.Built), want)
+		plugintest.MustFail(t, reason.BlameClock(reason.APIUntrusted.Failure("", x509.UnknownAuthorityError{}), a.Node.Now(), a.Built), reason.APIUntrusted)
 	}
 }
 
@@ -1754,7 +1754,7 @@ func TestIssuedCertificateOutlivesTheToken(t *testing.T) {
 	_, proofs := n.api.split()
 	n.issue(1, proofs[0])
 	n.api.mu.Unlock()
-	n.node.Access.Bootstrap += ".gone"
+	n.Node.Access.Bootstrap += ".gone"
 	if err := n.work(); err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package authenticator
+package enrol
 
 import (
 	"path/filepath"
@@ -25,7 +25,7 @@ const resultSuccess = "Success"
 // ID. If the file system of the metrics hangs, this process hangs, too, and even SIGKILL may not
 // end it. Then the next worker can still start.
 func (w *worker) writeMetrics(state *cache.State) {
-	if w.plugin.metricsTextfile == "" {
+	if w.enroller.MetricsTextfile == "" {
 		return
 	}
 	if err := w.lock.NameWorker(process.ID{}); err != nil {
@@ -34,7 +34,7 @@ func (w *worker) writeMetrics(state *cache.State) {
 	}
 	w.lock.Unlock()
 	// The collector reads no temporary file: the name of one does not end in .prom.
-	dir, name := cache.At(filepath.Dir(w.plugin.metricsTextfile)), filepath.Base(w.plugin.metricsTextfile)
+	dir, name := cache.At(filepath.Dir(w.enroller.MetricsTextfile)), filepath.Base(w.enroller.MetricsTextfile)
 	dir.CleanFile(name)
 	if err := dir.WritePublic(name, w.metrics(state)); err != nil {
 		w.log.Info("metrics are not written", "cause", err.Error())
@@ -45,7 +45,7 @@ func (w *worker) writeMetrics(state *cache.State) {
 // secret and no text of a peer. Each label has a closed set of values.
 func (w *worker) metrics(state *cache.State) []byte {
 	var text metricsText
-	program, version, _ := strings.Cut(w.plugin.node.Access.UserAgent, "/")
+	program, version, _ := strings.Cut(w.enroller.Node.Access.UserAgent, "/")
 	text.gauge("build_info", "The program that wrote this file. The value is always 1.",
 		sample{label("program", program) + "," + label("version", version) + "," + label("goversion", runtime.Version()), 1})
 	w.certificateMetrics(&text)
@@ -53,7 +53,7 @@ func (w *worker) metrics(state *cache.State) []byte {
 	text.gauge("last_success_timestamp_seconds", "When a certificate was installed last, 0 if never.", timestamp(state.Issued))
 	text.gauge("consecutive_failures", "Workers in a row that failed for causes of one kind. Waiting for the signer does not count.", sample{"", float64(state.Failures)})
 	text.gauge("next_attempt_timestamp_seconds", "Earliest start of the next worker after a failure, 0 if it may start at once.", timestamp(state.NextAttempt))
-	if w.plugin.node.Checks() {
+	if w.enroller.Node.Checks() {
 		announcementMetrics(&text, state.Announcement)
 	}
 	lastWorkerMetrics(&text, state.Last)
@@ -62,13 +62,13 @@ func (w *worker) metrics(state *cache.State) []byte {
 
 // certificateMetrics adds the metrics of the certificate on disk. Without one there are none.
 func (w *worker) certificateMetrics(text *metricsText) {
-	pair, err := w.plugin.node.Dir().Current()
+	pair, err := w.enroller.Node.Dir().Current()
 	if err != nil {
 		return
 	}
 	text.gauge("certificate_not_before_timestamp_seconds", "Start of the validity of the certificate on disk.", timestamp(pair.Leaf.NotBefore))
 	text.gauge("certificate_not_after_timestamp_seconds", "End of the validity of the certificate on disk.", timestamp(pair.Leaf.NotAfter))
-	if w.plugin.node.Access.Renews {
+	if w.enroller.Node.Access.Renews {
 		text.gauge("certificate_renewal_timestamp_seconds", "Time from which on the certificate on disk is due for renewal.", timestamp(nodestate.RenewAt(pair.Leaf)))
 	}
 }
@@ -76,7 +76,7 @@ func (w *worker) certificateMetrics(text *metricsText) {
 // pendingMetrics adds the metric of the pending request.
 func (w *worker) pendingMetrics(text *metricsText) {
 	var named time.Time
-	if pending, err := w.plugin.node.Dir().Pending(); err == nil && pending != nil && pending.Last().UID != "" {
+	if pending, err := w.enroller.Node.Dir().Pending(); err == nil && pending != nil && pending.Last().UID != "" {
 		named = pending.Last().FiledAt
 	}
 	text.gauge("pending_request_timestamp_seconds", "When the name of the pending CertificateSigningRequest was chosen, 0 if none was filed.", timestamp(named))

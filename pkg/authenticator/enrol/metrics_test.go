@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package authenticator
+package enrol
 
 import (
 	"bytes"
@@ -22,7 +22,6 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/klog/v2/textlogger"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
@@ -30,9 +29,9 @@ import (
 )
 
 // withTextfile has an Authenticator write metrics into a directory of their own.
-func withTextfile(t *testing.T, a *Authenticator) {
+func withTextfile(t *testing.T, a *Enroller) {
 	t.Helper()
-	a.metricsTextfile = filepath.Join(t.TempDir(), "kubelet_authenticator.prom")
+	a.MetricsTextfile = filepath.Join(t.TempDir(), "kubelet_authenticator.prom")
 }
 
 // families reads a text file as the node exporter does, and holds it against the rules for names.
@@ -91,27 +90,27 @@ func wantMetrics(t *testing.T, got, want map[string]float64) {
 
 func TestWorkerWritesMetrics(t *testing.T) {
 	defer syscall.Umask(syscall.Umask(0o077)) // as the program sets it
-	api := &apiServer{decide: func(object *certificatesv1.CertificateSigningRequest) {
-		object.Status.Certificate = sign(t, pkcs10Of(t, object.Spec.Request), nil)
+	api := &plugintest.APIServer{Decide: func(object *certificatesv1.CertificateSigningRequest) {
+		object.Status.Certificate = plugintest.Sign(t, plugintest.PKCS10Of(t, object.Spec.Request), nil)
 	}}
 	a := enrolling(t, api)
 	withTextfile(t, a)
-	a.node.Access.UserAgent = "kubelet-authenticator/v1.2.3"
+	a.Node.Access.UserAgent = "kubelet-authenticator/v1.2.3"
 	if err := a.Work(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	info, err := os.Stat(a.metricsTextfile)
+	info, err := os.Stat(a.MetricsTextfile)
 	if err != nil || info.Mode() != 0o644 {
 		t.Errorf("the collector runs as another user: %v, %v", info.Mode(), err)
 	}
-	if entries, err := os.ReadDir(filepath.Dir(a.metricsTextfile)); err != nil || len(entries) != 1 {
+	if entries, err := os.ReadDir(filepath.Dir(a.MetricsTextfile)); err != nil || len(entries) != 1 {
 		t.Errorf("something is left behind: %v, %v", entries, err)
 	}
-	pair, err := a.node.Dir().Current()
+	pair, err := a.Node.Dir().Current()
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := metricValues(t, a.metricsTextfile)
+	got := metricValues(t, a.MetricsTextfile)
 	wantMetrics(t, got, map[string]float64{
 		"certificate_not_before_timestamp_seconds": float64(pair.Leaf.NotBefore.Unix()),
 		"certificate_not_after_timestamp_seconds":  float64(pair.Leaf.NotAfter.Unix()),
@@ -135,31 +134,31 @@ func TestWorkerWritesMetrics(t *testing.T) {
 
 // A renewal that fails leaves no other trace while the old certificate is valid.
 func TestFailedWorkerWritesMetrics(t *testing.T) {
-	api := &apiServer{refuses: []string{"token", "certificate"}}
+	api := &plugintest.APIServer{Refuses: []string{"token", "certificate"}}
 	a := enrolling(t, api)
 	withTextfile(t, a)
-	pair := plugintest.NewPair(t, dueSoon)
-	plugintest.InstallPair(t, a.node.Dir(), pair)
+	pair := plugintest.NewPair(t, plugintest.DueSoon)
+	plugintest.InstallPair(t, a.Node.Dir(), pair)
 	for n := 1.0; n <= 2; n++ {
 		plugintest.MustFail(t, a.Work(t.Context()), reason.BootstrapRefused)
-		state, err := a.node.Dir().State()
+		state, err := a.Node.Dir().State()
 		if err != nil {
 			t.Fatal(err)
 		}
-		wantMetrics(t, metricValues(t, a.metricsTextfile), map[string]float64{
+		wantMetrics(t, metricValues(t, a.MetricsTextfile), map[string]float64{
 			"certificate_not_after_timestamp_seconds":              float64(pair.Leaf.NotAfter.Unix()),
 			"last_worker_result{reason=" + state.Last.Reason + "}": 1,
 			"consecutive_failures":                                 n,
 			"next_attempt_timestamp_seconds":                       timestamp(state.NextAttempt).value,
 			"last_success_timestamp_seconds":                       0,
 		})
-		a.node.Now = func() time.Time { return state.NextAttempt }
+		a.Node.Now = func() time.Time { return state.NextAttempt }
 	}
 }
 
 // What a worker leaves pending shows.
 func TestMetricsOfAPendingRequest(t *testing.T) {
-	a := enrolling(t, &apiServer{})
+	a := enrolling(t, &plugintest.APIServer{})
 	withTextfile(t, a)
 	w := newWorker(t, a)
 	pending := newPending(t, a)
@@ -171,7 +170,7 @@ func TestMetricsOfAPendingRequest(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.writeMetrics(&cache.State{})
-		got := metricValues(t, a.metricsTextfile)
+		got := metricValues(t, a.MetricsTextfile)
 		wantMetrics(t, got, map[string]float64{"pending_request_timestamp_seconds": want})
 		for name := range got {
 			if strings.HasPrefix(name, "last_worker_result") || strings.HasPrefix(name, "certificate_") {
@@ -184,34 +183,34 @@ func TestMetricsOfAPendingRequest(t *testing.T) {
 // The file system of the metrics may hang. By then all else is on disk, and the next worker may
 // start.
 func TestMetricsThatHangHoldNothing(t *testing.T) {
-	a := enrolling(t, &apiServer{decide: func(object *certificatesv1.CertificateSigningRequest) {
-		object.Status.Certificate = sign(t, pkcs10Of(t, object.Spec.Request), nil)
+	a := enrolling(t, &plugintest.APIServer{Decide: func(object *certificatesv1.CertificateSigningRequest) {
+		object.Status.Certificate = plugintest.Sign(t, plugintest.PKCS10Of(t, object.Spec.Request), nil)
 	}})
 	withTextfile(t, a)
-	a.step = func(step Step) {
-		if _, err := os.Lstat(a.metricsTextfile); !errors.Is(err, os.ErrNotExist) {
+	a.Step = func(step Step) {
+		if _, err := os.Lstat(a.MetricsTextfile); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("they are written before step %s", step)
 		}
 	}
 	if err := a.Work(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	_ = metricValues(t, a.metricsTextfile)
-	if id := a.node.Dir().Worker(); id.PID != 0 {
+	_ = metricValues(t, a.MetricsTextfile)
+	if id := a.Node.Dir().Worker(); id.PID != 0 {
 		t.Errorf("the worker's place is taken by %v", id)
 	}
-	state, err := a.node.Dir().State()
-	if err != nil || state.Last == nil || a.node.Load().Pair == nil {
+	state, err := a.Node.Dir().State()
+	if err != nil || state.Last == nil || a.Node.Load().Pair == nil {
 		t.Errorf("state %+v, %v", state, err)
 	}
-	a.step = func(Step) {}
+	a.Step = func(Step) {}
 	w := newWorker(t, a)
-	w.plugin.metricsTextfile = filepath.Join(t.TempDir(), "none", "x.prom")
+	w.enroller.MetricsTextfile = filepath.Join(t.TempDir(), "none", "x.prom")
 	tried := false
 	// while they are written
 	w.log = textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(writerFunc(func(p []byte) (int, error) {
 		tried = true
-		lock, err := a.node.Dir().TryLock()
+		lock, err := a.Node.Dir().TryLock()
 		if err != nil {
 			t.Error(err)
 		} else {
@@ -242,46 +241,16 @@ func TestMetricsNeverFailAWorker(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			a := enrolling(t, &apiServer{decide: func(object *certificatesv1.CertificateSigningRequest) {
-				object.Status.Certificate = sign(t, pkcs10Of(t, object.Spec.Request), nil)
+			a := enrolling(t, &plugintest.APIServer{Decide: func(object *certificatesv1.CertificateSigningRequest) {
+				object.Status.Certificate = plugintest.Sign(t, plugintest.PKCS10Of(t, object.Spec.Request), nil)
 			}})
-			a.metricsTextfile = textfile(t)
-			before := plugintest.Snapshot(t, filepath.Dir(a.metricsTextfile))
-			if err := a.Work(t.Context()); err != nil || a.node.Load().Pair == nil {
-				t.Errorf("%v, certificate %v", err, a.node.Load().Pair)
+			a.MetricsTextfile = textfile(t)
+			before := plugintest.Snapshot(t, filepath.Dir(a.MetricsTextfile))
+			if err := a.Work(t.Context()); err != nil || a.Node.Load().Pair == nil {
+				t.Errorf("%v, certificate %v", err, a.Node.Load().Pair)
 			}
-			if after := plugintest.Snapshot(t, filepath.Dir(a.metricsTextfile)); after != before {
+			if after := plugintest.Snapshot(t, filepath.Dir(a.MetricsTextfile)); after != before {
 				t.Errorf("before:\n%s\nafter:\n%s", before, after)
-			}
-		})
-	}
-}
-
-// The kubelet waits for a run. It leaves the metrics to the worker.
-func TestRunWritesNoMetrics(t *testing.T) {
-	for name, change := range map[string]func(*testing.T, *Authenticator){
-		"nothing due": func(t *testing.T, a *Authenticator) {
-			plugintest.InstallPair(t, a.node.Dir(), plugintest.NewPair(t, nil))
-		},
-		"due": func(t *testing.T, a *Authenticator) {
-			plugintest.InstallPair(t, a.node.Dir(), plugintest.NewPair(t, dueSoon))
-		},
-		"none there": func(*testing.T, *Authenticator) {},
-		"a worker that died": func(t *testing.T, a *Authenticator) {
-			w := newWorker(t, a)
-			if err := w.lock.NameWorker(process.ID{PID: 1 << 30, Start: 1}); err != nil {
-				t.Fatal(err)
-			}
-			w.lock.Unlock()
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			a := testAuthenticator(t)
-			withTextfile(t, a)
-			change(t, a)
-			_, _ = a.Run(t.Context()) // no worker can be started
-			if entries, err := os.ReadDir(filepath.Dir(a.metricsTextfile)); err != nil || len(entries) > 0 {
-				t.Errorf("%v, %v", entries, err)
 			}
 		})
 	}
@@ -289,7 +258,7 @@ func TestRunWritesNoMetrics(t *testing.T) {
 
 // A state file may come from another release, or from somebody else. Its texts are no labels.
 func TestMetricsHaveClosedSetsOfLabels(t *testing.T) {
-	a := testAuthenticator(t)
+	a := testEnroller(t)
 	withTextfile(t, a)
 	w := newWorker(t, a)
 	state := &cache.State{Last: &cache.Result{
@@ -297,11 +266,11 @@ func TestMetricsHaveClosedSetsOfLabels(t *testing.T) {
 		Phases: []cache.Phase{{Name: "hunter2", Milliseconds: 1}, {Name: "save", Milliseconds: 250}, {Name: "save", Milliseconds: 500}, {Name: "record"}},
 	}}
 	w.writeMetrics(state)
-	data, err := os.ReadFile(a.metricsTextfile)
+	data, err := os.ReadFile(a.MetricsTextfile)
 	if err != nil || strings.Contains(strings.ToLower(string(data)), "hunter2") {
 		t.Errorf("%v\n%s", err, data)
 	}
-	got := metricValues(t, a.metricsTextfile)
+	got := metricValues(t, a.MetricsTextfile)
 	wantMetrics(t, got, map[string]float64{"last_worker_result{reason=Unexpected}": 1, "last_worker_phase_duration_seconds{phase=save}": 0.75})
 	phases := 0
 	for name := range got {
@@ -321,11 +290,11 @@ func TestMetricsHaveClosedSetsOfLabels(t *testing.T) {
 
 // The program's name and version come from the build. Whatever is in them, the file can be read.
 func TestMetricsEscapeLabels(t *testing.T) {
-	a := testAuthenticator(t)
+	a := testEnroller(t)
 	withTextfile(t, a)
-	a.node.Access.UserAgent = "a\\b/\"v\n1\""
+	a.Node.Access.UserAgent = "a\\b/\"v\n1\""
 	newWorker(t, a).writeMetrics(&cache.State{})
-	for name := range metricValues(t, a.metricsTextfile) {
+	for name := range metricValues(t, a.MetricsTextfile) {
 		if strings.HasPrefix(name, "build_info") && !strings.Contains(name, "{program=a\\b}{version=\"v\n1\"}") {
 			t.Errorf("%q", name)
 		}
@@ -334,12 +303,12 @@ func TestMetricsEscapeLabels(t *testing.T) {
 
 // What a killed worker has left is removed.
 func TestMetricsCleanUp(t *testing.T) {
-	a := testAuthenticator(t)
+	a := testEnroller(t)
 	withTextfile(t, a)
-	dir := filepath.Dir(a.metricsTextfile)
+	dir := filepath.Dir(a.MetricsTextfile)
 	old := time.Now().Add(-time.Hour)
 	for _, name := range []string{".kubelet_authenticator.prom.tmp-1", "other.prom", ".other.prom.tmp-1"} {
-		path := writeFile(t, dir, name, "half")
+		path := plugintest.WriteFile(t, dir, name, "half")
 		if err := os.Chtimes(path, old, old); err != nil {
 			t.Fatal(err)
 		}
@@ -356,7 +325,7 @@ func TestMetricsCleanUp(t *testing.T) {
 }
 
 // monitoring is the page with the metrics.
-const monitoring = "../../docs/node.md"
+const monitoring = "../../../docs/node.md"
 
 // The page has a row for each metric, with its help, and names no other.
 func TestMetricsAreDocumented(t *testing.T) {
@@ -364,12 +333,12 @@ func TestMetricsAreDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := testAuthenticator(t)
+	a := testEnroller(t)
 	withTextfile(t, a)
-	a.node.CheckInterval = time.Hour
-	plugintest.InstallPair(t, a.node.Dir(), plugintest.NewPair(t, nil))
+	a.Node.CheckInterval = time.Hour
+	plugintest.InstallPair(t, a.Node.Dir(), plugintest.NewPair(t, nil))
 	newWorker(t, a).writeMetrics(&cache.State{Last: &cache.Result{Started: plugintest.Noon, Finished: plugintest.Noon, Phases: []cache.Phase{{Name: "lock"}}}})
-	data, err := os.ReadFile(a.metricsTextfile)
+	data, err := os.ReadFile(a.MetricsTextfile)
 	if err != nil {
 		t.Fatal(err)
 	}

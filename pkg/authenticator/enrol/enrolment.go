@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package authenticator
+package enrol
 
 import (
 	"context"
@@ -83,7 +83,7 @@ func (w *worker) enrol(ctx context.Context, status nodestate.Status, to nodeacce
 // request.
 func (e *enrolment) resume() error {
 	e.pending = nil
-	pending, err := e.worker.plugin.node.Dir().Pending()
+	pending, err := e.worker.enroller.Node.Dir().Pending()
 	if cache.MustBeSetAside(err) {
 		return e.worker.setAside(cache.PendingFile, err)
 	}
@@ -109,10 +109,10 @@ func (e *enrolment) wants(pending *cache.Pending) bool {
 		// its certificate is already installed: a crash came before the request was forgotten
 		return false
 	}
-	return pending.Provider == e.worker.plugin.provider.Name() && pending.NodeName == e.status.NodeName &&
-		(e.worker.plugin.providerID == "" || pending.ProviderID == e.worker.plugin.providerID) &&
-		pending.SignerName == e.worker.plugin.signerName && equal(pending.ExpirationSeconds, e.worker.plugin.expirationSeconds) &&
-		pending.Cluster.SameCluster(e.to.Cluster) && e.canFollow(pending) && allows(e.worker.plugin.provider, pending.Remember)
+	return pending.Provider == e.worker.enroller.Provider.Name() && pending.NodeName == e.status.NodeName &&
+		(e.worker.enroller.ProviderID == "" || pending.ProviderID == e.worker.enroller.ProviderID) &&
+		pending.SignerName == e.worker.enroller.SignerName && equal(pending.ExpirationSeconds, e.worker.enroller.ExpirationSeconds) &&
+		pending.Cluster.SameCluster(e.to.Cluster) && e.canFollow(pending) && allows(e.worker.enroller.Provider, pending.Remember)
 }
 
 // canFollow reports whether the next request can follow those that are filed: a proof needs the
@@ -122,7 +122,7 @@ func (e *enrolment) canFollow(pending *cache.Pending) bool {
 	if !last.Hello && (len(pending.Requests) == 1 || last.UID != "") {
 		return true // all requests are filed, or the provider has one round
 	}
-	challenger, ok := e.worker.plugin.provider.(provider.Challenger)
+	challenger, ok := e.worker.enroller.Provider.(provider.Challenger)
 	return ok && pending.Requester == e.to.Requester() && slices.Contains(challenger.Versions(), attestation.Version(pending.AttestationVersion))
 }
 
@@ -131,7 +131,7 @@ func equal(a, b *int32) bool { return a == b || a != nil && b != nil && *a == *b
 // prepare makes a key and the first request. It writes both to disk before it files anything.
 func (e *enrolment) prepare(ctx context.Context) error {
 	e.worker.enter(StepPrepare)
-	pending, _, err := e.worker.plugin.requestBuilder().first(ctx, e.status.NodeName, e.to.Cluster, e.worker.version, nodestate.ReadState(e.worker.plugin.node.Dir()).Remembered[e.worker.plugin.provider.Name()])
+	pending, _, err := e.worker.enroller.requestBuilder().first(ctx, e.status.NodeName, e.to.Cluster, e.worker.version, nodestate.ReadState(e.worker.enroller.Node.Dir()).Remembered[e.worker.enroller.Provider.Name()])
 	if err != nil {
 		return err
 	}
@@ -205,7 +205,7 @@ const originTimeout = 10 * time.Second
 // helps if somebody else files requests with the node's certificate. Before the first certificate
 // the controller does not know the device.
 func (e *enrolment) showOrigin(ctx context.Context, object *certificatesv1.CertificateSigningRequest) {
-	p, ok := e.worker.plugin.provider.(provider.Originator)
+	p, ok := e.worker.enroller.Provider.(provider.Originator)
 	if !ok || !e.to.Own {
 		return
 	}
@@ -241,7 +241,7 @@ func (e *enrolment) wait(ctx context.Context, request *certificatesv1.Certificat
 // secret in the challenge does not outlive the provider's call.
 func (e *enrolment) prove(ctx context.Context, answer string, fresh bool) error {
 	e.worker.enter(StepProve)
-	if err := e.worker.plugin.requestBuilder().proof(ctx, e.pending, answer, fresh); err != nil {
+	if err := e.worker.enroller.requestBuilder().proof(ctx, e.pending, answer, fresh); err != nil {
 		return err
 	}
 	e.worker.enter(StepSave)
@@ -256,12 +256,12 @@ func (e *enrolment) handleRequestError(ctx context.Context, request *certificate
 	case errors.As(err, &write):
 		return err
 	case request != nil && ctx.Err() != nil:
-		return stillWaiting(e.pending, nodestate.ReadState(e.worker.plugin.node.Dir()))
+		return StillWaiting(e.pending, nodestate.ReadState(e.worker.enroller.Node.Dir()))
 	case e.to.Own && apierrors.IsUnauthorized(err):
 		return fmt.Errorf("%w: %w", errRejected, err)
 	}
-	failure := reason.BlameClock(reason.ClassifyAPIError(err, e.to.Credential), e.worker.plugin.node.Now(), e.worker.plugin.built)
-	if failure.Reason == reason.BootstrapRefused && e.worker.plugin.node.Access.WhyBootstrap(e.status.Pair, e.status.Rejected) == "" {
+	failure := reason.BlameClock(reason.ClassifyAPIError(err, e.to.Credential), e.worker.enroller.Node.Now(), e.worker.enroller.Built)
+	if failure.Reason == reason.BootstrapRefused && e.worker.enroller.Node.Access.WhyBootstrap(e.status.Pair, e.status.Rejected) == "" {
 		e.worker.result.Wasted = e.worker.result.Wasted || e.pending.Last().UID != ""
 		e.worker.spent = true // the next request is a new one, with the node's own certificate
 		return failure
@@ -321,7 +321,7 @@ func (e *enrolment) startOver(decision csr.Decision, err error) *reason.Failure 
 // version. Each hello lists the versions that the node accepts. The controller refuses a hello in
 // an older version than necessary.
 func (e *enrolment) negotiate(decision csr.Decision) *reason.Failure {
-	challenger, ok := e.worker.plugin.provider.(provider.Challenger)
+	challenger, ok := e.worker.enroller.Provider.(provider.Challenger)
 	served, err := attestation.ParseVersions(decision.Versions)
 	if !ok || err != nil {
 		return nil //nolint:nilerr // check reports that there is no common version

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package authenticator
+package enrol
 
 import (
 	"crypto/x509"
+	"encoding/base64"
 	"os"
 	"path/filepath"
 	"slices"
@@ -76,7 +77,7 @@ func TestRehearse(t *testing.T) {
 					t.Errorf("evidence for %s", request.SignerName)
 				}
 			}
-			if entries, err := os.ReadDir(n.node.Dir().Path()); len(entries) > 0 || err != nil && !os.IsNotExist(err) {
+			if entries, err := os.ReadDir(n.Node.Dir().Path()); len(entries) > 0 || err != nil && !os.IsNotExist(err) {
 				t.Errorf("left behind: %v, %v", entries, err)
 			}
 		})
@@ -102,22 +103,22 @@ func TestCredentialOfARehearsal(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.api.proof = verdict(attestation.ReasonRehearsalPassed, "yes")
-	bootstrap, err := os.ReadFile(n.node.Access.Bootstrap)
+	bootstrap, err := os.ReadFile(n.Node.Access.Bootstrap)
 	if err != nil {
 		t.Fatal(err)
 	}
 	kubeletOf := func(node string) string {
 		pair := plugintest.NewPair(t, func(c *x509.Certificate) { c.Subject.CommonName = node })
-		user := "client-certificate-data: " + base64Of(pair.Chain) + "\n    client-key-data: " + base64Of(pair.Key)
-		return writeFile(t, t.TempDir(), "kubelet.conf", strings.Replace(string(bootstrap), "token: abc", user, 1))
+		user := "client-certificate-data: " + base64.StdEncoding.EncodeToString(pair.Chain) + "\n    client-key-data: " + base64.StdEncoding.EncodeToString(pair.Key)
+		return plugintest.WriteFile(t, t.TempDir(), "kubelet.conf", strings.Replace(string(bootstrap), "token: abc", user, 1))
 	}
 	for name, c := range map[string]struct{ kubeconfig, credential, fails string }{
 		"the kubelet's":              {kubeletOf("system:node:a"), "the kubelet's kubeconfig", ""},
 		"another node's":             {kubeletOf("system:node:b"), "", "is that of the node b"},
 		"an administrator's":         {kubeletOf("kubernetes-admin"), "the kubelet's kubeconfig", ""},
 		"no kubelet has joined":      {filepath.Join(t.TempDir(), "none"), "bootstrap kubeconfig", ""},
-		"a kubeconfig that is no":    {writeFile(t, t.TempDir(), "x.conf", "x"), "", "cannot be read as a kubeconfig"},
-		"this program's, without it": {writeFile(t, t.TempDir(), "ours.conf", strings.Replace(string(bootstrap), "token: abc", "exec: {apiVersion: client.authentication.k8s.io/v1, command: /usr/bin/kubelet-authenticator}", 1)), "bootstrap kubeconfig", ""},
+		"a kubeconfig that is no":    {plugintest.WriteFile(t, t.TempDir(), "x.conf", "x"), "", "cannot be read as a kubeconfig"},
+		"this program's, without it": {plugintest.WriteFile(t, t.TempDir(), "ours.conf", strings.Replace(string(bootstrap), "token: abc", "exec: {apiVersion: client.authentication.k8s.io/v1, command: /usr/bin/kubelet-authenticator}", 1)), "bootstrap kubeconfig", ""},
 	} {
 		got, _, err := n.rehearse(c.kubeconfig)
 		if c.fails != "" && (err == nil || !strings.Contains(err.Error(), c.fails)) || c.fails == "" && (err != nil || !strings.Contains(got.Credential, c.credential)) {
@@ -126,8 +127,8 @@ func TestCredentialOfARehearsal(t *testing.T) {
 	}
 	pair := plugintest.NewPair(t, nil)
 	pair.Origin = &cache.Origin{Server: "https://192.0.2.1", CertificateAuthorityData: plugintest.NewCA(t)}
-	plugintest.InstallPair(t, n.node.Dir(), pair)
-	if to, err := n.rehearsalAccess(n.node.Load(), kubeletOf("system:node:b")); err != nil || !to.Own {
+	plugintest.InstallPair(t, n.Node.Dir(), pair)
+	if to, err := n.rehearsalAccess(n.Node.Load(), kubeletOf("system:node:b")); err != nil || !to.Own {
 		t.Errorf("with a certificate: %+v, %v", to, err)
 	}
 }
@@ -135,7 +136,7 @@ func TestCredentialOfARehearsal(t *testing.T) {
 // A provider without a challenge has nothing to rehearse.
 func TestRehearsalNeedsAChallenge(t *testing.T) {
 	t.Parallel()
-	a := testAuthenticator(t)
+	a := testEnroller(t)
 	if _, err := a.Rehearse(t.Context(), "", func(error) {}); err == nil || reason.AsFailure(err).Reason != reason.Configuration || !strings.Contains(err.Error(), "fake") {
 		t.Errorf("%v", err)
 	}

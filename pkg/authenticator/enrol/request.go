@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package authenticator
+package enrol
 
 import (
 	"context"
@@ -24,8 +24,8 @@ type requestBuilder struct {
 	now               func() time.Time
 }
 
-func (a *Authenticator) requestBuilder() requestBuilder {
-	return requestBuilder{a.provider, a.providerID, a.signerName, a.expirationSeconds, a.node.Now}
+func (e *Enroller) requestBuilder() requestBuilder {
+	return requestBuilder{e.Provider, e.ProviderID, e.SignerName, e.ExpirationSeconds, e.Node.Now}
 }
 
 // first makes a key and the first request. An empty version means the newest. remembered is the

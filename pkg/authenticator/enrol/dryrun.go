@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package authenticator
+package enrol
 
 import (
 	"context"
@@ -48,30 +48,30 @@ type Report struct {
 }
 
 // DryRun builds a request and has the API server check it if one can be reached. It writes no file
-// but the provider's lock, and creates no object.
-func (a *Authenticator) DryRun(ctx context.Context) *Report {
+// but the provider's lock, and creates no object. waitTimeout is how long a run would wait.
+func (e *Enroller) DryRun(ctx context.Context, waitTimeout time.Duration) *Report {
 	report := &Report{}
-	status := a.node.Load()
+	status := e.Node.Load()
 	report.NodeName = status.NodeName
-	report.describe(a, status)
-	failure := report.try(ctx, a, status)
-	report.conclude(a, status, failure)
+	report.describe(e, status, waitTimeout)
+	failure := report.try(ctx, e, status)
+	report.conclude(e, status, failure)
 	return report
 }
 
 // try builds the request and has the API server check it.
-func (r *Report) try(ctx context.Context, a *Authenticator, status nodestate.Status) *reason.Failure {
-	if failure := a.cannotRequest(status); failure != nil {
+func (r *Report) try(ctx context.Context, e *Enroller, status nodestate.Status) *reason.Failure {
+	if failure := e.cannotRequest(status); failure != nil {
 		return failure
 	}
-	r.Provider = a.provider.Name()
-	pending, key, err := a.requestBuilder().first(ctx, status.NodeName, cache.Origin{}, "", nodestate.ReadState(a.node.Dir()).Remembered[a.provider.Name()])
+	r.Provider = e.Provider.Name()
+	pending, key, err := e.requestBuilder().first(ctx, status.NodeName, cache.Origin{}, "", nodestate.ReadState(e.Node.Dir()).Remembered[e.Provider.Name()])
 	if err != nil {
 		return reason.AsFailure(err)
 	}
 	r.ProviderID = pending.ProviderID
 	first := pending.Last()
-	if inspector, ok := a.provider.(provider.Inspector); ok {
+	if inspector, ok := e.Provider.(provider.Inspector); ok {
 		content, err := attestation.Parse(first.Request)
 		if err != nil {
 			return reason.AsFailure(err)
@@ -79,14 +79,14 @@ func (r *Report) try(ctx context.Context, a *Authenticator, status nodestate.Sta
 		r.Evidence = inspector.Explain(content.Data)
 	}
 	r.Request = csr.Object(first.Name, nodestate.SignerOf(pending), first.Request, key, pending.ExpirationSeconds)
-	return r.check(ctx, a, status)
+	return r.check(ctx, e, status)
 }
 
 // cannotRequest returns why no request can be built, nil if one can.
-func (a *Authenticator) cannotRequest(status nodestate.Status) *reason.Failure {
+func (e *Enroller) cannotRequest(status nodestate.Status) *reason.Failure {
 	switch {
-	case a.node.Invalid != nil:
-		return reason.AsFailure(a.node.Invalid)
+	case e.Node.Invalid != nil:
+		return reason.AsFailure(e.Node.Invalid)
 	case status.Permanent:
 		return reason.AsFailure(status.Problem)
 	case status.NameErr != nil:
@@ -96,15 +96,15 @@ func (a *Authenticator) cannotRequest(status nodestate.Status) *reason.Failure {
 }
 
 // conclude sets the verdict, given what keeps the node from the next certificate.
-func (r *Report) conclude(a *Authenticator, status nodestate.Status, failure *reason.Failure) {
+func (r *Report) conclude(e *Enroller, status nodestate.Status, failure *reason.Failure) {
 	const succeeds, fails = "a run would succeed: ", "a run would fail: "
 	switch {
 	case status.Permanent, status.Pair == nil && failure != nil:
 		r.Verdict, r.Failure = fails+failure.Error(), failure
 	case status.Pair == nil:
-		r.Verdict = succeeds + "the API server accepts the request, which signer " + a.signerName + " then decides"
+		r.Verdict = succeeds + "the API server accepts the request, which signer " + e.SignerName + " then decides"
 		if next := status.NextAttempt(); !next.IsZero() {
-			r.Verdict += fmt.Sprintf("; the back-off after the last failure ends in %s", next.Sub(a.node.Now()).Round(time.Second))
+			r.Verdict += fmt.Sprintf("; the back-off after the last failure ends in %s", next.Sub(e.Node.Now()).Round(time.Second))
 		}
 	default:
 		r.Verdict = succeeds + "it prints the certificate on disk, valid to " + status.Pair.Leaf.NotAfter.UTC().Format(time.RFC3339)
@@ -120,40 +120,40 @@ func (r *Report) conclude(a *Authenticator, status nodestate.Status, failure *re
 }
 
 // describe says what the directory holds, and what a run would do.
-func (r *Report) describe(a *Authenticator, status nodestate.Status) {
-	file := a.node.Dir().File(cache.CurrentFile)
+func (r *Report) describe(e *Enroller, status nodestate.Status, waitTimeout time.Duration) {
+	file := e.Node.Dir().File(cache.CurrentFile)
 	switch {
 	case status.Permanent:
 		r.Certificate, r.Next = "none to print", "fail: "+status.Problem.Error()
-	case status.Pair == nil && a.node.Invalid != nil:
-		r.Certificate, r.Next = fmt.Sprintf("none to print: %v", status.Problem), "fail: "+a.node.Invalid.Error()
+	case status.Pair == nil && e.Node.Invalid != nil:
+		r.Certificate, r.Next = fmt.Sprintf("none to print: %v", status.Problem), "fail: "+e.Node.Invalid.Error()
 	case status.Pair == nil:
 		r.Certificate = fmt.Sprintf("none to print: %v", status.Problem)
-		r.Next = fmt.Sprintf("have a worker request a certificate, and wait for it at most %s", a.waitTimeout)
+		r.Next = fmt.Sprintf("have a worker request a certificate, and wait for it at most %s", waitTimeout)
 	default:
 		leaf := status.Pair.Leaf
 		r.Certificate = fmt.Sprintf("%s: node %s, valid from %s to %s", file, status.Pair.NodeName(),
 			leaf.NotBefore.UTC().Format(time.RFC3339), leaf.NotAfter.UTC().Format(time.RFC3339))
 		switch {
-		case a.node.Invalid != nil:
-			r.Next = "print it, and request no other: " + a.node.Invalid.Error()
+		case e.Node.Invalid != nil:
+			r.Next = "print it, and request no other: " + e.Node.Invalid.Error()
 		case status.Due != "":
 			r.Next = fmt.Sprintf("print it, and have a worker request another, since %s", status.Due)
-		case a.node.Access.Renews:
+		case e.Node.Access.Renews:
 			r.Next = "print it; a new one is due at " + nodestate.RenewAt(leaf).UTC().Format(time.RFC3339)
 		default:
-			r.Next = fmt.Sprintf("print it to its end: provider %s does not renew", a.provider.Name())
+			r.Next = fmt.Sprintf("print it to its end: provider %s does not renew", e.Provider.Name())
 		}
 	}
 	r.Pending = "none"
-	if pending, err := a.node.Dir().Pending(); err == nil && pending != nil {
+	if pending, err := e.Node.Dir().Pending(); err == nil && pending != nil {
 		last := pending.Last()
 		r.Pending = fmt.Sprintf("%s of %s, signer %s", last.Name, last.FiledAt.Format(time.RFC3339), nodestate.SignerOf(pending))
 	}
 }
 
 // check shows the request to the API server if one is known.
-func (r *Report) check(ctx context.Context, a *Authenticator, status nodestate.Status) *reason.Failure {
+func (r *Report) check(ctx context.Context, e *Enroller, status nodestate.Status) *reason.Failure {
 	to, _, err := status.Access()
 	if err != nil {
 		r.skip(err)
@@ -168,7 +168,7 @@ func (r *Report) check(ctx context.Context, a *Authenticator, status nodestate.S
 		r.Check = "accepted"
 		return nil
 	}
-	failure := reason.BlameClock(reason.ClassifyAPIError(err, to.Credential), a.node.Now(), a.built)
+	failure := reason.BlameClock(reason.ClassifyAPIError(err, to.Credential), e.Node.Now(), e.Built)
 	if failure.Reason == reason.APIUnreachable || failure.Reason == reason.APIOverloaded {
 		r.skip(failure)
 	} else {

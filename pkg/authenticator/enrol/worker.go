@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package authenticator
+package enrol
 
 import (
 	"context"
@@ -20,34 +20,13 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 )
 
-// The steps of a worker.
-const (
-	StepLock      Step = "lock"
-	StepTidy      Step = "tidy"
-	StepPrepare   Step = "prepare"
-	StepSave      Step = "save"
-	StepFile      Step = "file"
-	StepSaveUID   Step = "note"
-	StepChallenge Step = "challenge"
-	StepProve     Step = "prove"
-	StepWait      Step = "wait"
-	StepCheck     Step = "check"
-	StepInstall   Step = "install"
-	stepRecord    Step = "record"
-	stepForget    Step = "forget"
-
-	// These two precede StepPrepare. They run only when a check for announced renewals is due.
-	StepAnnouncement Step = "announcement"
-	StepReport       Step = "report"
-)
-
-// lockWait bounds how long a worker waits for the lock. The run that started the worker holds the
+// LockWait bounds how long a worker waits for the lock. The run that started the worker holds the
 // lock for a moment.
-const lockWait = 5 * time.Second
+const LockWait = 5 * time.Second
 
 // worker is the state of one call of Work. It holds the lock.
 type worker struct {
-	plugin    *Authenticator
+	enroller  *Enroller
 	lock      *cache.Lock
 	log       klog.Logger
 	result    cache.Result
@@ -71,13 +50,13 @@ type worker struct {
 // Work gets a new certificate if one is needed. It continues where the last worker stopped, and
 // records its result. It ends within the WorkerDeadline unless the provider hangs. Only one worker
 // runs at a time: another gets a Failure with reason WorkerUnavailable.
-func (a *Authenticator) Work(ctx context.Context) error {
-	if a.node.Invalid != nil {
-		return a.node.Invalid
+func (e *Enroller) Work(ctx context.Context) error {
+	if e.Node.Invalid != nil {
+		return e.Node.Invalid
 	}
-	ctx, cancel := context.WithTimeout(ctx, a.workerDeadline)
+	ctx, cancel := context.WithTimeout(ctx, e.Deadline)
 	defer cancel()
-	w := &worker{plugin: a, log: klog.FromContext(ctx)}
+	w := &worker{enroller: e, log: klog.FromContext(ctx)}
 	if err := w.takeLock(ctx); err != nil {
 		return reason.AsFailure(err)
 	}
@@ -99,15 +78,15 @@ func (w *worker) enter(step Step) {
 	w.result.Phases = append(w.result.Phases, cache.Phase{Name: string(step)})
 	w.stepBegan = now
 	w.log.V(1).Info("step", "name", step)
-	w.plugin.step(step)
+	w.enroller.Step(step)
 }
 
 func (w *worker) takeLock(ctx context.Context) error {
-	w.result.Started = w.plugin.node.Now().UTC()
+	w.result.Started = w.enroller.Node.Now().UTC()
 	w.enter(StepLock)
-	ctx, cancel := context.WithTimeout(ctx, lockWait)
+	ctx, cancel := context.WithTimeout(ctx, LockWait)
 	defer cancel()
-	lock, err := w.plugin.node.Dir().WaitLock(ctx)
+	lock, err := w.enroller.Node.Dir().WaitLock(ctx)
 	if err != nil {
 		return err
 	}
@@ -120,9 +99,9 @@ func (w *worker) takeLock(ctx context.Context) error {
 
 // register makes this process the worker. It fails if the last worker left a back-off.
 func (w *worker) register() (err error) {
-	status := w.plugin.node.Load()
+	status := w.enroller.Node.Load()
 	if wait := status.UntilStart(); wait > 0 {
-		return lastFailure(status.State.Last, wait)
+		return LastFailure(status.State.Last, wait)
 	}
 	if w.result.Worker, err = process.Of(os.Getpid()); err != nil {
 		return err
@@ -153,7 +132,7 @@ func (w *worker) work(ctx context.Context) error {
 	case to.Own && errors.Is(err, errRejected):
 		w.noteRejection(status)
 		status.Rejected = true
-		if to, err = w.plugin.node.Access.BootstrapAccess(); err == nil {
+		if to, err = w.enroller.Node.Access.BootstrapAccess(); err == nil {
 			err = w.enrol(ctx, status, to)
 		}
 	case to.Own && errors.As(err, &denied):
@@ -161,7 +140,7 @@ func (w *worker) work(ctx context.Context) error {
 	}
 	if w.installed != nil {
 		// If this fails, or the worker is killed before, the next worker or "prepare" does it.
-		if deleted, err := w.plugin.deleteBootstrap(ctx, w.lock, w.installed); err != nil || deleted {
+		if deleted, err := w.enroller.deleteBootstrap(ctx, w.lock, w.installed); err != nil || deleted {
 			w.log.Info("bootstrap credential", "deleted", deleted, "problem", err)
 		}
 	}
@@ -172,7 +151,7 @@ func (w *worker) work(ctx context.Context) error {
 // own. If there is no bootstrap credential, the Failure says when the node becomes NotReady.
 func (w *worker) enrolByBootstrap(ctx context.Context, status nodestate.Status, denied *reason.Failure) error {
 	w.result.Wasted = true
-	to, err := w.plugin.node.Access.BootstrapAccess()
+	to, err := w.enroller.Node.Access.BootstrapAccess()
 	if err != nil {
 		return denied.Reason.Failure("write a bootstrap kubeconfig there before the certificate ends, or ask the controller's operator to check the machine's record",
 			fmt.Errorf("%w; there is no other credential (%w), so this node becomes NotReady at %s, when its certificate ends", denied, err, status.Pair.Leaf.NotAfter.UTC().Format(time.RFC3339)))
@@ -205,7 +184,7 @@ func (w *worker) explainNoAccess(status nodestate.Status, err error) error {
 func (w *worker) tidy(ctx context.Context) (nodestate.Status, error) {
 	w.enter(StepTidy)
 	w.lock.Clean()
-	status := w.plugin.node.Load()
+	status := w.enroller.Node.Load()
 	if status.Permanent {
 		return status, status.Problem
 	}
@@ -214,13 +193,13 @@ func (w *worker) tidy(ctx context.Context) (nodestate.Status, error) {
 			return status, err
 		}
 	}
-	if _, err := w.plugin.node.Dir().State(); cache.MustBeSetAside(err) {
+	if _, err := w.enroller.Node.Dir().State(); cache.MustBeSetAside(err) {
 		if err := w.setAside(cache.StateFile, err); err != nil {
 			return status, err
 		}
 	}
 	if status.Foreign && !status.Pair.Exposed && w.adopt(ctx, status.Pair) {
-		status = w.plugin.node.Load()
+		status = w.enroller.Node.Load()
 	}
 	return status, nil
 }
@@ -253,7 +232,7 @@ func (w *worker) wanted(status nodestate.Status) (bool, error) {
 }
 
 func (w *worker) setAside(name string, why error) error {
-	aside, err := w.plugin.node.Dir().SetAside(name, w.plugin.node.Now())
+	aside, err := w.enroller.Node.Dir().SetAside(name, w.enroller.Node.Now())
 	if err == nil {
 		w.log.Info("set aside", "file", aside, "why", why.Error())
 	}
@@ -264,14 +243,14 @@ func (w *worker) setAside(name string, why error) error {
 // accepts it for this node. Then the cluster's CA was replaced, and this node never read the bundle
 // with both CAs.
 func (w *worker) adopt(ctx context.Context, pair *cache.Pair) bool {
-	ctx, cancel := context.WithTimeout(ctx, 5*w.plugin.reviewTimeout)
+	ctx, cancel := context.WithTimeout(ctx, 5*w.enroller.ReviewTimeout)
 	defer cancel()
-	review, err := w.plugin.review(ctx, pair)
-	if err != nil || !accepts(review, pair) {
+	review, err := w.enroller.Node.Access.Review(ctx, pair)
+	if err != nil || !review.Accepts(pair) {
 		return false
 	}
 	adopted := *pair
-	adopted.Origin = w.plugin.exec.origin()
+	adopted.Origin = w.enroller.Node.Access.Asked
 	w.log.Info("the cluster has a new CA and accepts the certificate", "server", adopted.Origin.Server)
 	return w.lock.Install(&adopted) == nil
 }
@@ -279,8 +258,8 @@ func (w *worker) adopt(ctx context.Context, pair *cache.Pair) bool {
 // noteRejection records for the runs, and for the next worker, that the certificate is rejected.
 func (w *worker) noteRejection(status nodestate.Status) {
 	n := status.Note
-	n.Certificate, n.Rejected, n.Reviewed = status.Pair.Fingerprint(), true, w.plugin.node.Now().Unix()
-	w.plugin.node.Note.Write(n)
+	n.Certificate, n.Rejected, n.Reviewed = status.Pair.Fingerprint(), true, w.enroller.Node.Now().Unix()
+	w.enroller.Node.Note.Write(n)
 }
 
 // record records the result of the worker, and when the next one may begin. Then it forgets the
@@ -289,17 +268,17 @@ func (w *worker) noteRejection(status nodestate.Status) {
 // decision again, and the back-off grows.
 func (w *worker) record(err error) (*cache.State, error) {
 	w.enter(stepRecord)
-	now := w.plugin.node.Now().UTC()
+	now := w.enroller.Node.Now().UTC()
 	w.result.Finished = now
-	state := nodestate.ReadState(w.plugin.node.Dir())
+	state := nodestate.ReadState(w.enroller.Node.Dir())
 	switch {
 	case err != nil:
 		failure := reason.AsFailure(err)
 		w.result.Reason, w.result.Message, w.result.Hint = string(failure.Reason), text.Line(failure.Error(), reason.MaxMessage), failure.Hint
 		retryAfter, _ := csr.IsOverloaded(err)
-		addFailure(state, &w.result, retryAfter, w.servedUntil, now)
+		AddFailure(state, &w.result, retryAfter, w.servedUntil, now)
 		if w.canWait {
-			spreadAfterOutage(state, w.servedUntil, now)
+			SpreadAfterOutage(state, w.servedUntil, now)
 		}
 		w.log.Info("failed", "reason", failure.Reason, "cause", w.result.Message, "nextAttempt", state.NextAttempt)
 		err = failure
@@ -307,7 +286,7 @@ func (w *worker) record(err error) (*cache.State, error) {
 		if state.Announcement != nil {
 			state.Announcement.Renewal = nil // the renewal selected another certificate
 		}
-		addCertificate(state, &w.result, w.installed.Leaf.NotAfter, now)
+		AddCertificate(state, &w.result, w.installed.Leaf.NotAfter, now)
 	case !w.onlyChecked:
 		state.Last, state.Failures, state.Refusals = &w.result, 0, 0
 	}

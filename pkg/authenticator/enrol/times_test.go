@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package authenticator
+package enrol
 
 import (
 	"crypto/x509"
@@ -18,7 +18,7 @@ import (
 func TestOverloadDoesNotShortenTheBackOffAfterDenials(t *testing.T) {
 	state := &cache.State{}
 	fail := func(why reason.Reason, wasted bool) time.Duration {
-		addFailure(state, &cache.Result{Reason: string(why), Wasted: wasted}, 0, time.Time{}, plugintest.Noon)
+		AddFailure(state, &cache.Result{Reason: string(why), Wasted: wasted}, 0, time.Time{}, plugintest.Noon)
 		return state.NextAttempt.Sub(plugintest.Noon)
 	}
 	for range 8 {
@@ -33,7 +33,7 @@ func TestOverloadDoesNotShortenTheBackOffAfterDenials(t *testing.T) {
 	if got := fail(reason.APIOverloaded, true); got < reason.BackOffLater.Delay(100, 0, 0) {
 		t.Errorf("overloaded, after requests that came to nothing: %s", got)
 	}
-	addCertificate(state, &cache.Result{}, plugintest.Noon.Add(time.Hour), plugintest.Noon)
+	AddCertificate(state, &cache.Result{}, plugintest.Noon.Add(time.Hour), plugintest.Noon)
 	if got := fail(reason.RequestDenied, false); got > reason.BackOffLater.Delay(1, 0, 0)*3/2 {
 		t.Errorf("the first denial after a certificate: %s", got)
 	}
@@ -44,7 +44,7 @@ func TestOverloadDoesNotShortenTheBackOffAfterDenials(t *testing.T) {
 func TestFailuresAreCountedByKind(t *testing.T) {
 	state := &cache.State{}
 	fail := func(why reason.Reason) time.Duration {
-		addFailure(state, &cache.Result{Reason: string(why)}, 0, time.Time{}, plugintest.Noon)
+		AddFailure(state, &cache.Result{Reason: string(why)}, 0, time.Time{}, plugintest.Noon)
 		return max(state.NextAttempt.Sub(plugintest.Noon), 0)
 	}
 	for range 7 {
@@ -78,7 +78,7 @@ func TestShortCertificatesAreNotPausedFor(t *testing.T) {
 		now := plugintest.Noon
 		for i := range uint64(100) {
 			leaf := &x509.Certificate{Raw: binary.BigEndian.AppendUint64(nil, i), NotBefore: now.Add(-backdated), NotAfter: now.Add(10 * time.Minute)}
-			addCertificate(state, &cache.Result{}, leaf.NotAfter, now)
+			AddCertificate(state, &cache.Result{}, leaf.NotAfter, now)
 			due := nodestate.RenewAt(leaf)
 			if state.NextAttempt.After(due) {
 				t.Fatalf("certificate %d, backdated by %v: due after %v, but not asked for before %v", i, backdated, due.Sub(now), state.NextAttempt.Sub(now))
@@ -94,7 +94,7 @@ func TestHastyCertificatesArePausedFor(t *testing.T) {
 	state := &cache.State{}
 	now := plugintest.Noon
 	issue := func(lifetime time.Duration) time.Duration {
-		addCertificate(state, &cache.Result{}, now.Add(lifetime), now)
+		AddCertificate(state, &cache.Result{}, now.Add(lifetime), now)
 		return max(state.NextAttempt.Sub(now), 0)
 	}
 	if got := issue(time.Hour); got != 0 {
@@ -126,8 +126,8 @@ func TestHastyCertificatesArePausedFor(t *testing.T) {
 func unreachable(n int, why reason.Reason, notAfter time.Time) *cache.State {
 	state := &cache.State{}
 	for range n {
-		addFailure(state, &cache.Result{Reason: string(why)}, 0, notAfter, plugintest.Noon)
-		spreadAfterOutage(state, notAfter, plugintest.Noon)
+		AddFailure(state, &cache.Result{Reason: string(why)}, 0, notAfter, plugintest.Noon)
+		SpreadAfterOutage(state, notAfter, plugintest.Noon)
 	}
 	return state
 }
@@ -170,8 +170,8 @@ func TestSpreadLeavesAttempts(t *testing.T) {
 		state, now, attempts := &cache.State{}, plugintest.Noon, 0
 		notAfter := plugintest.Noon.Add(lifetime / 10) // the latest renewal point
 		for ; now.Before(notAfter.Add(-reason.BackOffLater.Delay(1, 0, 0))); attempts++ {
-			addFailure(state, &cache.Result{Reason: string(reason.APIUnreachable)}, 0, notAfter, now)
-			spreadAfterOutage(state, notAfter, now)
+			AddFailure(state, &cache.Result{Reason: string(reason.APIUnreachable)}, 0, notAfter, now)
+			SpreadAfterOutage(state, notAfter, now)
 			now = state.NextAttempt
 		}
 		if attempts < 4 {
@@ -184,12 +184,12 @@ func TestSpreadLeavesAttempts(t *testing.T) {
 func TestBackOffEndsBeforeTheCertificate(t *testing.T) {
 	state := &cache.State{}
 	for range 10 {
-		addFailure(state, &cache.Result{Reason: string(reason.RequestDenied)}, 0, plugintest.Noon.Add(4*time.Minute), plugintest.Noon)
+		AddFailure(state, &cache.Result{Reason: string(reason.RequestDenied)}, 0, plugintest.Noon.Add(4*time.Minute), plugintest.Noon)
 	}
 	if got := state.NextAttempt.Sub(plugintest.Noon); got != 2*time.Minute {
 		t.Errorf("4 minutes before the end: %s", got)
 	}
-	addFailure(state, &cache.Result{Reason: string(reason.RequestDenied)}, 0, plugintest.Noon.Add(10*time.Second), plugintest.Noon)
+	AddFailure(state, &cache.Result{Reason: string(reason.RequestDenied)}, 0, plugintest.Noon.Add(10*time.Second), plugintest.Noon)
 	if got := state.NextAttempt.Sub(plugintest.Noon); got != 30*time.Second {
 		t.Errorf("10 s before the end: %s", got)
 	}
@@ -197,7 +197,7 @@ func TestBackOffEndsBeforeTheCertificate(t *testing.T) {
 
 func TestNextAttemptRespectsRetryAfter(t *testing.T) {
 	state := &cache.State{}
-	addFailure(state, &cache.Result{Reason: string(reason.APIOverloaded)}, 40*time.Second, time.Time{}, plugintest.Noon)
+	AddFailure(state, &cache.Result{Reason: string(reason.APIOverloaded)}, 40*time.Second, time.Time{}, plugintest.Noon)
 	if got := state.NextAttempt.Sub(plugintest.Noon); got < 40*time.Second || got > time.Minute {
 		t.Errorf("the next attempt is after %v", got)
 	}

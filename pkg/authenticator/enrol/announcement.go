@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package authenticator
+package enrol
 
 import (
 	"context"
@@ -31,29 +31,19 @@ const (
 	refusedRenewal = "(certificate refused)"
 )
 
-// ensureCheck starts a worker that checks for announced renewals, without waiting for it. It
-// reports whether a worker runs.
-func (s supervisor) ensureCheck(status nodestate.Status) bool {
-	if s.workerRuns() {
-		return true
-	}
-	_, err := s.startUnlessRunning(status)
-	return err == nil
-}
-
 // checkAnnouncement checks whether the cluster has announced renewals, and reports the certificate
 // that the kubelet uses. It returns the new status. It records errors in the state file: they are
 // no failure of the worker.
 func (w *worker) checkAnnouncement(ctx context.Context, status nodestate.Status) nodestate.Status {
 	w.enter(StepAnnouncement)
 	found := status.Announcement
-	found.Checked, found.UnderWay, found.Worker = w.plugin.node.Now().UTC(), true, w.result.Worker
+	found.Checked, found.UnderWay, found.Worker = w.enroller.Node.Now().UTC(), true, w.result.Worker
 	// Write the time first, so that no other worker starts at once if this one dies.
 	if !w.saveAnnouncement(func(a *cache.Announcement) { *a = found }) {
 		return status
 	}
 	w.onlyChecked = true
-	to, err := w.plugin.node.Access.OwnAccess(status.Pair)
+	to, err := w.enroller.Node.Access.OwnAccess(status.Pair)
 	if err == nil {
 		err = w.readAnnouncement(ctx, to, status, &found)
 	}
@@ -65,13 +55,13 @@ func (w *worker) checkAnnouncement(ctx context.Context, status nodestate.Status)
 	found.UnderWay = false
 	w.saveAnnouncement(func(a *cache.Announcement) { *a = found })
 	w.log.Info("checked for announced renewals", "exist", found.Exists, "renewal", found.Renewal, "problem", found.Problem, "reportProblem", found.ReportProblem)
-	return w.plugin.node.Load()
+	return w.enroller.Node.Load()
 }
 
 // saveAnnouncement writes the result of a check into the state file, and reports whether that
 // worked.
 func (w *worker) saveAnnouncement(change func(*cache.Announcement)) bool {
-	state := nodestate.ReadState(w.plugin.node.Dir())
+	state := nodestate.ReadState(w.enroller.Node.Dir())
 	if state.Announcement == nil {
 		state.Announcement = &cache.Announcement{}
 	}
@@ -106,11 +96,11 @@ func (w *worker) readAnnouncement(ctx context.Context, to nodeaccess.Access, sta
 	if announced != nil {
 		renewal, done = selectRenewal(*announced, status.Pair, found.Done)
 	}
-	now := w.plugin.node.Now().UTC().Truncate(time.Second)
+	now := w.enroller.Node.Now().UTC().Truncate(time.Second)
 	if announced != nil && (renewal == nil || now.Before(renewal.DueAt)) && w.writesAreRefused(ctx, to, status.Pair) {
 		renewal = &cache.Renewal{Name: refusedRenewal, IssuedBefore: now, DueAt: now}
 	}
-	found.Answered, found.Exists = w.plugin.node.Now().UTC(), announced != nil
+	found.Answered, found.Exists = w.enroller.Node.Now().UTC(), announced != nil
 	found.Certificate, found.Renewal, found.Done = status.Pair.Fingerprint(), renewal, done
 	return nil
 }
@@ -120,8 +110,8 @@ func (w *worker) readAnnouncement(ctx context.Context, to nodeaccess.Access, sta
 // has ended, or if the certificate was issued long after its request. A certificate that was just
 // issued may be refused until policies have it.
 func (w *worker) writesAreRefused(ctx context.Context, to nodeaccess.Access, pair *cache.Pair) bool {
-	last := nodestate.ReadState(w.plugin.node.Dir()).Last
-	if last != nil && w.plugin.node.Now().Sub(last.Finished).Abs() < refusedGrace {
+	last := nodestate.ReadState(w.enroller.Node.Dir()).Last
+	if last != nil && w.enroller.Node.Now().Sub(last.Finished).Abs() < refusedGrace {
 		return false
 	}
 	return isRevoked(to.TryWrite(ctx, pair.NodeName()))
