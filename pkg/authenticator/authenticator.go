@@ -35,6 +35,9 @@ type Authenticator struct {
 	startWorker func() (process.ID, error)
 }
 
+// reviewTimeout bounds the only network call that a run makes itself.
+const reviewTimeout = time.Second
+
 // New checks the Options. Its error is the ConfigError, or a Failure with reason Configuration or
 // FIPSEnforced. With an error, only Run, Overview, DryRun and Reset work. Run prints a certificate
 // that is still valid, or returns the error.
@@ -126,6 +129,24 @@ func (a *Authenticator) Overview() *nodestatus.Overview {
 	n := nodestatus.Node{Node: a.node, Provider: a.enroller.Provider, SignerName: a.enroller.SignerName}
 	return n.Overview()
 }
+
+// remarkOnce returns a function that passes each text on once.
+func remarkOnce(remark func(error)) func(error) {
+	remarked := map[string]bool{}
+	return func(r error) {
+		if !remarked[r.Error()] {
+			remarked[r.Error()] = true
+			remark(r)
+		}
+	}
+}
+
+// The steps of a run.
+const (
+	stepStatus      enrol.Step = "status"
+	stepStartWorker enrol.Step = "start worker"
+	stepPrint       enrol.Step = "print"
+)
 
 // Steps lists the steps of a run, and then those of a worker, in their order.
 func Steps() []enrol.Step {

@@ -4,7 +4,9 @@ package authenticator
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -12,6 +14,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
 // ExecInfoVariable is the environment variable with client-go's request
@@ -104,4 +107,22 @@ func (e ExecInfo) render(pair *cache.Pair, expiration time.Time) ([]byte, error)
 		return nil, fmt.Errorf("print credential: %w", err)
 	}
 	return append(data, '\n'), nil
+}
+
+// Answer is the output of a run.
+type Answer struct {
+	// Credential is one ExecCredential in JSON, for standard output. It is empty if the run has no
+	// certificate.
+	Credential []byte
+	// Remarks are messages for people, for standard error.
+	Remarks []error
+}
+
+// caution adds the provider's caution, once.
+func (a *Answer) caution(p provider.Provider) {
+	caution := p.Caution()
+	if caution == "" || slices.ContainsFunc(a.Remarks, func(r error) bool { return r.Error() == caution }) {
+		return
+	}
+	a.Remarks = append(a.Remarks, errors.New(caution))
 }

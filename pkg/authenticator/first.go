@@ -83,14 +83,3 @@ func (a *Authenticator) progress() *reason.Failure {
 	}
 	return enrol.StillWaiting(pending, state)
 }
-
-// remarkOnce returns a function that passes each text on once.
-func remarkOnce(remark func(error)) func(error) {
-	remarked := map[string]bool{}
-	return func(r error) {
-		if !remarked[r.Error()] {
-			remarked[r.Error()] = true
-			remark(r)
-		}
-	}
-}

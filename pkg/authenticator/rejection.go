@@ -10,12 +10,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 )
 
-const (
-	// reviewTimeout bounds the only network call that a run makes itself.
-	reviewTimeout = time.Second
-	// reviewInterval is the shortest time between two such calls.
-	reviewInterval = time.Minute
-)
+// reviewInterval is the shortest time between two reviews of the certificate.
+const reviewInterval = time.Minute
 
 // noticeRejection asks the API server whether it rejects the certificate. It asks if the same
 // parent runs the plugin again before the last expirationTimestamp, or if the certificate was

@@ -6,40 +6,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/enrol"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
-
-// The steps of a run.
-const (
-	stepStatus      enrol.Step = "status"
-	stepStartWorker enrol.Step = "start worker"
-	stepPrint       enrol.Step = "print"
-)
-
-// Answer is the output of a run.
-type Answer struct {
-	// Credential is one ExecCredential in JSON, for standard output. It is empty if the run has no
-	// certificate.
-	Credential []byte
-	// Remarks are messages for people, for standard error.
-	Remarks []error
-}
-
-// caution adds the provider's caution, once.
-func (a *Answer) caution(p provider.Provider) {
-	caution := p.Caution()
-	if caution == "" || slices.ContainsFunc(a.Remarks, func(r error) bool { return r.Error() == caution }) {
-		return
-	}
-	a.Remarks = append(a.Remarks, errors.New(caution))
-}
 
 // Run is one call of the plugin by client-go. It returns the certificate on disk; the caller prints
 // it. If the certificate is due or missing, a worker requests one. From time to time a worker
@@ -102,15 +74,6 @@ func (a *Authenticator) renewalBudget(status nodestate.Status) time.Duration {
 		return 0
 	}
 	return min(a.renewalWait, left)
-}
-
-// lastWorkerFailure returns why the last worker got no certificate, nil if it did.
-func (a *Authenticator) lastWorkerFailure() error {
-	state := nodestate.ReadState(a.node.Dir())
-	if state.Last == nil || state.Last.Reason == "" {
-		return nil
-	}
-	return reason.Reason(state.Last.Reason).Failure(state.Last.Hint, errors.New(state.Last.Message))
 }
 
 // print returns the credential, and writes the note about it for the next run.

@@ -201,3 +201,12 @@ func (s supervisor) ensureCheck(status nodestate.Status) bool {
 	_, err := s.startUnlessRunning(status)
 	return err == nil
 }
+
+// lastWorkerFailure returns why the last worker got no certificate, nil if it did.
+func (a *Authenticator) lastWorkerFailure() error {
+	state := nodestate.ReadState(a.node.Dir())
+	if state.Last == nil || state.Last.Reason == "" {
+		return nil
+	}
+	return reason.Reason(state.Last.Reason).Failure(state.Last.Hint, errors.New(state.Last.Message))
+}

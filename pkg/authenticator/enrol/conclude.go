@@ -152,3 +152,8 @@ func (e *enrolment) checkIssued(certificate []byte) (*cache.Pair, error) {
 	}
 	return &cache.Pair{Chain: chain, Key: pending.Key, Leaf: leaf, Origin: &pending.Cluster}, nil
 }
+
+// credentialDeniedError is a denial of the credential, not of the machine.
+type credentialDeniedError struct{ error }
+
+func (e *credentialDeniedError) Unwrap() error { return e.error }

@@ -16,7 +16,13 @@ package enrol
 import (
 	"time"
 
+	"k8s.io/klog/v2"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
@@ -76,4 +82,57 @@ func Steps() []Step {
 	return []Step{
 		StepLock, StepTidy, StepAnnouncement, StepReport, StepPrepare, StepSave, StepFile, StepSaveUID, StepChallenge, StepProve, StepWait, StepCheck, StepInstall, stepRecord, stepForget,
 	}
+}
+
+// worker is the state of one call of Work. It holds the lock.
+type worker struct {
+	enroller  *Enroller
+	lock      *cache.Lock
+	log       klog.Logger
+	result    cache.Result
+	stepBegan time.Time
+	// servedUntil is the end of the certificate that runs print meanwhile, zero if there is none.
+	servedUntil time.Time
+	// canWait says that this certificate is due for its age, and for no other reason.
+	canWait bool
+	// installed is the certificate that this worker got. replaced is the previous one, nil if there
+	// was none. spent says that the pending request is of no use any more, as after its decision.
+	installed, replaced *cache.Pair
+	spent               bool
+	// onlyChecked says that this worker only checked for announced renewals.
+	onlyChecked bool
+	// version is the version of the provider's documents to write, "" for the newest. tried are the
+	// versions that the controller does not serve.
+	version attestation.Version
+	tried   []attestation.Version
+}
+
+// enter begins a step and ends the previous one.
+func (w *worker) enter(step Step) {
+	now := time.Now()
+	if n := len(w.result.Phases); n > 0 {
+		w.result.Phases[n-1].Milliseconds = float64(now.Sub(w.stepBegan).Microseconds()) / 1000
+	}
+	w.result.Phases = append(w.result.Phases, cache.Phase{Name: string(step)})
+	w.stepBegan = now
+	w.log.V(1).Info("step", "name", step)
+	w.enroller.Step(step)
+}
+
+func (w *worker) setAside(name string, why error) error {
+	aside, err := w.enroller.Node.Dir().SetAside(name, w.enroller.Node.Now())
+	if err == nil {
+		w.log.Info("set aside", "file", aside, "why", why.Error())
+	}
+	return err
+}
+
+// enrolment gets one certificate with one credential.
+type enrolment struct {
+	worker *worker
+	status nodestate.Status
+	to     nodeaccess.Access
+	client *csr.Client
+	// pending has the requests of the pending file. It is nil until resume or prepare.
+	pending *cache.Pending
 }

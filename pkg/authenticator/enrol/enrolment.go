@@ -31,21 +31,6 @@ var (
 	errGone = errors.New("the request is gone")
 )
 
-// credentialDeniedError is a denial of the credential, not of the machine.
-type credentialDeniedError struct{ error }
-
-func (e *credentialDeniedError) Unwrap() error { return e.error }
-
-// enrolment gets one certificate with one credential.
-type enrolment struct {
-	worker *worker
-	status nodestate.Status
-	to     nodeaccess.Access
-	client *csr.Client
-	// pending has the requests of the pending file. It is nil until resume or prepare.
-	pending *cache.Pending
-}
-
 // enrol resumes the pending request, or prepares one, and follows it until it is decided.
 func (w *worker) enrol(ctx context.Context, status nodestate.Status, to nodeaccess.Access) error {
 	client, err := csr.NewClient(to.Config)

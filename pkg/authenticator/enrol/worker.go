@@ -13,7 +13,6 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
@@ -23,29 +22,6 @@ import (
 // LockWait bounds how long a worker waits for the lock. The run that started the worker holds the
 // lock for a moment.
 const LockWait = 5 * time.Second
-
-// worker is the state of one call of Work. It holds the lock.
-type worker struct {
-	enroller  *Enroller
-	lock      *cache.Lock
-	log       klog.Logger
-	result    cache.Result
-	stepBegan time.Time
-	// servedUntil is the end of the certificate that runs print meanwhile, zero if there is none.
-	servedUntil time.Time
-	// canWait says that this certificate is due for its age, and for no other reason.
-	canWait bool
-	// installed is the certificate that this worker got. replaced is the previous one, nil if there
-	// was none. spent says that the pending request is of no use any more, as after its decision.
-	installed, replaced *cache.Pair
-	spent               bool
-	// onlyChecked says that this worker only checked for announced renewals.
-	onlyChecked bool
-	// version is the version of the provider's documents to write, "" for the newest. tried are the
-	// versions that the controller does not serve.
-	version attestation.Version
-	tried   []attestation.Version
-}
 
 // Work gets a new certificate if one is needed. It continues where the last worker stopped, and
 // records its result. It ends within the WorkerDeadline unless the provider hangs. Only one worker
@@ -67,18 +43,6 @@ func (e *Enroller) Work(ctx context.Context) error {
 	}
 	w.writeMetrics(state)
 	return err
-}
-
-// enter begins a step and ends the previous one.
-func (w *worker) enter(step Step) {
-	now := time.Now()
-	if n := len(w.result.Phases); n > 0 {
-		w.result.Phases[n-1].Milliseconds = float64(now.Sub(w.stepBegan).Microseconds()) / 1000
-	}
-	w.result.Phases = append(w.result.Phases, cache.Phase{Name: string(step)})
-	w.stepBegan = now
-	w.log.V(1).Info("step", "name", step)
-	w.enroller.Step(step)
 }
 
 func (w *worker) takeLock(ctx context.Context) error {
@@ -229,14 +193,6 @@ func (w *worker) wanted(status nodestate.Status) (bool, error) {
 	}
 	w.log.Info("a certificate is wanted", "node", status.NodeName, "due", status.Due, "problem", status.Problem)
 	return true, nil
-}
-
-func (w *worker) setAside(name string, why error) error {
-	aside, err := w.enroller.Node.Dir().SetAside(name, w.enroller.Node.Now())
-	if err == nil {
-		w.log.Info("set aside", "file", aside, "why", why.Error())
-	}
-	return err
 }
 
 // adopt keeps a certificate that seems to come from another cluster, if the requested cluster

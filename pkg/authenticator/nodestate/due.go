@@ -5,6 +5,7 @@ package nodestate
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"fmt"
 	"math"
 	"time"
 
@@ -146,4 +147,53 @@ func (s *Status) Expiration(now time.Time) time.Time {
 		expiration = s.node.near(s.Pair, now)
 	}
 	return expiration
+}
+
+// judge judges a certificate that can be printed.
+func (s *Status) judge() {
+	s.Rejected = s.Note.Rejected && s.Note.Certificate == s.Pair.Fingerprint()
+	if found := s.State.Announcement; found != nil && (s.node.Checks() || found.Renewal != nil && found.Renewal.Name == AskedRenewal) {
+		s.Announcement = *found
+	}
+	if s.node.Checks() {
+		now := s.node.Now()
+		s.postponed = untilNextAttempt(s.State, true, now) > 0 && untilNextAttempt(s.State, false, now) == 0
+	}
+	s.judgeDue()
+}
+
+// judgeDue sets why a printable certificate must be replaced, and whether that can wait.
+func (s *Status) judgeDue() {
+	s.Due, s.CanWait = "", false
+	renewal := s.AnnouncedRenewal()
+	announced := renewal != nil && !s.node.Now().Before(renewal.DueAt)
+	switch {
+	case s.Rejected:
+		s.Due = "the API server rejects it"
+	case s.Foreign:
+		s.Due = fmt.Sprintf("it came from the cluster at %.253s, and the kubelet uses another cluster, with another CA", s.Pair.Origin.Server)
+	case s.Pair.Exposed:
+		s.Due = "others could read its key"
+	case s.node.Access.Renews && !s.node.Now().Before(RenewAt(s.Pair.Leaf)):
+		s.Due, s.CanWait = "its lifetime is nearly over", !announced
+	case announced && renewal.Name == AskedRenewal:
+		s.Due = "a person asked for a renewal"
+	case announced:
+		s.Due = "a renewal was announced"
+	}
+}
+
+// SetRejected records whether the API server rejects the certificate, and judges it again.
+func (s *Status) SetRejected(rejected bool) {
+	s.Rejected = rejected
+	s.judgeDue()
+}
+
+// StatusOf judges a certificate, nil for none, without reading a file.
+func (n *Node) StatusOf(pair *cache.Pair, state *cache.State) Status {
+	s := Status{node: n, Pair: pair, Held: pair, State: state}
+	if pair != nil {
+		s.judge()
+	}
+	return s
 }

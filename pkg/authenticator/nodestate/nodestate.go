@@ -13,10 +13,73 @@ import (
 	"math"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
+
+// Node has the settings that decide what a node's files mean.
+type Node struct {
+	// Access selects the credential and the API server. It has the certificate directory, and the
+	// name of the provider, which is empty if the settings are invalid.
+	Access nodeaccess.Node
+	// Note is the file about the last answer.
+	Note NoteFile
+	// Name is the node name that the operator set, else empty.
+	Name string
+	// CheckInterval is the time between two checks for announced renewals, 0 for no checks.
+	CheckInterval time.Duration
+	// Invalid is the error in the settings, nil if they are valid.
+	Invalid error
+	// Now is this machine's clock.
+	Now func() time.Time
+}
+
+// Status is the state of the certificate directory, judged for this machine, this
+// cluster and this time. The zero value has nothing to print.
+type Status struct {
+	// Pair is the pair to print. It is nil if there is none, and Problem says why.
+	Pair    *cache.Pair
+	Problem error
+	// Held is the pair on disk, even if it cannot be printed. It is nil if it does not parse.
+	Held *cache.Pair
+	// Permanent says that no worker can solve the problem.
+	Permanent bool
+	// Damaged says that a worker must set the file aside.
+	Damaged bool
+	// Due says why a new certificate is needed although Pair can be printed. It is "" if none is.
+	Due string
+	// CanWait says that the certificate is due for its age, and for no other reason.
+	CanWait bool
+	// postponed says that a renewal which can wait is not tried yet. Meanwhile this node still
+	// checks for announced renewals.
+	postponed bool
+	// Rejected says that the API server answered Pair with 401. Foreign says that Pair came from
+	// another cluster than the requested one. Such a pair is printed only until there is a better
+	// one.
+	Rejected, Foreign bool
+	// NodeName is the name to request a certificate for. NameErr says why there is none.
+	NodeName string
+	NameErr  error
+	// Remark is a problem to report to people although Pair is printed.
+	Remark error
+	// Note is the note of the last run.
+	Note Note
+	// Announcement is the result of the checks for announced renewals. CheckNotStarted says that a
+	// check is due and that no worker could be started for it.
+	Announcement    cache.Announcement
+	CheckNotStarted bool
+	// State is the content of the state file. It is the zero State if StateErr says why the file
+	// cannot be read.
+	State    *cache.State
+	StateErr error
+
+	node *Node
+}
+
+// Dir returns the certificate directory.
+func (n *Node) Dir() cache.Dir { return n.Access.Dir }
 
 const (
 	// PendingFails is the age at which a pending request counts as failing. By default our

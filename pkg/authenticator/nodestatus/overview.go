@@ -17,14 +17,6 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
-// Node is a node whose files are described.
-type Node struct {
-	*nodestate.Node
-	// Provider is nil if the settings are invalid. SignerName is the signer to request from.
-	Provider   provider.Provider
-	SignerName string
-}
-
 // Overview reads the node's files. It takes no lock, writes nothing, and uses neither the network
 // nor the provider's device.
 func (n Node) Overview() *Overview {
@@ -64,9 +56,6 @@ func (n Node) Overview() *Overview {
 	o.judge(n, status, now)
 	return o
 }
-
-// inSeconds returns a time in the format of an Overview.
-func inSeconds(t time.Time) time.Time { return t.UTC().Truncate(time.Second) }
 
 func (o *Overview) describeCertificate(n Node, status nodestate.Status, now time.Time) {
 	held := status.Held

@@ -5,8 +5,10 @@ package nodestatus
 import (
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
 // State sums up an Overview.
@@ -204,3 +206,14 @@ func (o *Overview) Failure() error {
 	}
 	return o.failure
 }
+
+// Node is a node whose files are described.
+type Node struct {
+	*nodestate.Node
+	// Provider is nil if the settings are invalid. SignerName is the signer to request from.
+	Provider   provider.Provider
+	SignerName string
+}
+
+// inSeconds returns a time in the format of an Overview.
+func inSeconds(t time.Time) time.Time { return t.UTC().Truncate(time.Second) }
