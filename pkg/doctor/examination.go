@@ -13,6 +13,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/checkup"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestatus"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
@@ -66,6 +67,7 @@ type examination struct {
 	attestor  func() (provider.Provider, error)
 	device    func() (device, error)
 	pair      func() (*cache.Pair, error)
+	status    func() nodestate.Status
 	running   func() ([]*kubeletProcess, error)
 	conf      func() kubelet.Kubeconfig
 	bootstrap func() (*access, error)
@@ -94,6 +96,7 @@ func newExamination(ctx context.Context, o Options) *examination {
 	e.attestor = sync.OnceValues(e.makeProvider)
 	e.device = sync.OnceValues(e.readDevice)
 	e.pair = sync.OnceValues(e.readPair)
+	e.status = sync.OnceValue(e.loadStatus)
 	e.running = sync.OnceValues(func() ([]*kubeletProcess, error) { return findKubelets(e.Proc) })
 	e.conf = sync.OnceValue(e.readConf)
 	e.node = sync.OnceValue(e.findNode)
@@ -129,19 +132,12 @@ func (e *examination) readPair() (*cache.Pair, error) {
 }
 
 // usable returns the certificate if the plugin would print it, nil if not.
-func (e *examination) usable() *cache.Pair {
-	pair, err := e.pair()
-	if err != nil || e.dir.Check() != nil {
-		return nil
-	}
-	var unusable *cache.UnusableError
-	if err := cache.CheckNodeCertificate(pair.Leaf, "", e.Now()); errors.As(err, &unusable) && !unusable.Early {
-		return nil
-	}
-	if node, err := nodeaccess.FindNodeName(e.Config.NodeName); err == nil && !node.Derived && node.Name != pair.NodeName() {
-		return nil
-	}
-	return pair
+func (e *examination) usable() *cache.Pair { return e.status().Pair }
+
+// loadStatus judges the node's files as the plugin does.
+func (e *examination) loadStatus() nodestate.Status {
+	n := nodestate.Node{Access: e.node(), Name: e.Config.NodeName, Invalid: e.ConfigErr, Now: e.Now}
+	return n.Load()
 }
 
 // unseen says why the certificate cannot be read, nil if it can.
