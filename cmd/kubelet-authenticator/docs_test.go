@@ -83,7 +83,7 @@ func TestConfigurationIsDocumented(t *testing.T) {
 	table := readFile(t, "../../docs/configuration.md")
 	_, table, _ = strings.Cut(table, "<!-- table -->")
 	table, _, _ = strings.Cut(table, "<!-- /table -->")
-	help := readFile(t, "../../pkg/authenticator/command/command.go")
+	help := readFile(t, "../../pkg/authenticator/command/invocation.go")
 	defaults := reflect.ValueOf(authenticator.DefaultConfig())
 	rows := 0
 	for i := range defaults.NumField() {

@@ -4,9 +4,7 @@ package command
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -115,31 +113,6 @@ func findCluster(config authenticator.Config, ours string) (cache.Origin, error)
 		Reason: reason.NoBootstrap, Hint: "name one with --bootstrap-kubeconfig, or the cluster with --server and --certificate-authority",
 		Err: fmt.Errorf("no bootstrap kubeconfig names the cluster: %q: no such file", paths),
 	}
-}
-
-// exec returns the exec user of a kubeconfig: this program, with its present flags.
-func (i *invocation) exec(command string) (kubelet.Exec, error) {
-	exec := kubelet.Exec{Command: command}
-	if command == "" {
-		self, err := os.Readlink("/proc/self/exe")
-		if err != nil {
-			return exec, fmt.Errorf("where this program is: %w", err)
-		}
-		// If an upgrade has replaced the file, the link ends in (deleted).
-		exec.Command = strings.TrimSuffix(self, " (deleted)")
-	}
-	if !filepath.IsAbs(exec.Command) {
-		return exec, cli.Usage(fmt.Errorf("--command %q: must be an absolute path", command))
-	}
-	// Refuse relative paths: the kubelet runs this program in another directory.
-	for _, name := range []string{"config", "bootstrap-kubeconfig", "tpm-device"} {
-		f := i.root.PersistentFlags().Lookup(name)
-		if path := f.Value.String(); f.Changed && path != "" && !filepath.IsAbs(path) {
-			return exec, cli.Usage(fmt.Errorf("--%s %q: must be an absolute path here: the kubelet runs this program in another directory", name, path))
-		}
-	}
-	exec.Args = i.givenFlags()
-	return exec, nil
 }
 
 func (i *invocation) writeKubeconfig(path string, content []byte, ours string) error {

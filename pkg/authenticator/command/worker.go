@@ -8,38 +8,14 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 )
 
-const (
-	workerName   = "worker"
-	detachedFlag = "detached"
-)
-
 // graceAfterDeadline is the time in which a worker can record that its deadline has passed.
 const graceAfterDeadline = 5 * time.Second
-
-// startWorker starts this program again as a worker, with its present flags, and env added to its
-// environment.
-func (i *invocation) startWorker(env ...string) (process.ID, error) {
-	return authenticator.StartDetached(append([]string{workerName, "--" + detachedFlag}, i.givenFlags()...), env...)
-}
-
-// givenFlags returns the persistent flags that were given.
-func (i *invocation) givenFlags() []string {
-	var args []string
-	i.root.PersistentFlags().VisitAll(func(f *pflag.Flag) {
-		if f.Changed {
-			args = append(args, "--"+f.Name+"="+f.Value.String())
-		}
-	})
-	return args
-}
 
 func (i *invocation) workerCommand() *cobra.Command {
 	var detached bool
