@@ -352,3 +352,14 @@ func TestOverviewFieldsAreDocumented(t *testing.T) {
 		}
 	}
 }
+
+// The controller's reason for which a request waits is the state's, with its remedy.
+func TestOverviewOfAWaitingRequest(t *testing.T) {
+	a := testNode(t)
+	plugintest.PutRecord(t, a.Dir(), plugintest.PendingSince(plugintest.Noon, "uid"))
+	plugintest.PutRecord(t, a.Dir(), &cache.State{Waiting: &cache.Waiting{Request: "node-csr-x", Annotation: "MachineNotFound: run this"}})
+	o := a.Overview()
+	if o.Pending == nil || o.Pending.Reason != "MachineNotFound" || o.Pending.Cure != "run this" || !strings.Contains(o.Message, ": MachineNotFound") || o.Hint != "run this" {
+		t.Errorf("%+v, %s (%s)", o.Pending, o.Message, o.Hint)
+	}
+}
