@@ -186,6 +186,26 @@ func (a *access) readRecords(ctx context.Context, options ...client.ListOption) 
 	return all, err
 }
 
+// recordsOf returns the records of these nodes, by the name of the node.
+func (a *access) recordsOf(ctx context.Context, nodes []string) (map[string][]v1alpha1.NodeAttestation, error) {
+	records := map[string][]v1alpha1.NodeAttestation{}
+	if len(nodes) > manyNodes {
+		all, err := a.readRecords(ctx)
+		for i := range all {
+			records[all[i].Spec.NodeName] = append(records[all[i].Spec.NodeName], all[i])
+		}
+		return records, err
+	}
+	for _, name := range nodes {
+		of, err := a.readRecords(ctx, client.MatchingFields{v1alpha1.FieldNodeName: name})
+		if err != nil {
+			return nil, err
+		}
+		records[name] = of
+	}
+	return records, nil
+}
+
 // newNodeList returns a list of Nodes to read without their spec and status.
 func newNodeList() *metav1.PartialObjectMetadataList {
 	list := &metav1.PartialObjectMetadataList{}
@@ -231,7 +251,7 @@ type nodeState struct {
 	reports bool
 }
 
-// If there are more than manyNodes nodes, all Nodes are listed instead of read one by one.
+// If there are more than manyNodes nodes, all are listed instead of read one by one.
 const manyNodes = 20
 
 // readNodes returns the Nodes of these names.

@@ -433,26 +433,12 @@ func (s *selection) describe(out *planText, inForce InForce) {
 // revocationProgress is how far a revocation has come.
 type revocationProgress struct {
 	revoked, back int
-	// waiting are the nodes that the command waits for. unnamed is how many more there are at
-	// least, if the status does not name all nodes without a newer certificate.
+	// waiting are the nodes that the command waits for.
 	waiting []string
-	unnamed int
 	// lost are nodes whose records were deleted: the controller does not know some of their
 	// certificates, so it does not revoke them. lostCertificates is how many these are.
 	lost             []string
 	lostCertificates int
-}
-
-func (at *revocationProgress) isDone() bool { return len(at.waiting) == 0 && at.unnamed == 0 }
-
-func (at *revocationProgress) waitingFor() string {
-	switch {
-	case at.unnamed == 0:
-		return text.Names(at.waiting)
-	case len(at.waiting) == 0:
-		return text.Count(at.unnamed, "node")
-	}
-	return fmt.Sprintf("%s and %d more", text.Names(at.waiting), at.unnamed)
 }
 
 // wait waits until each node that is Ready now is back, and until all certificates are revoked that
@@ -467,12 +453,17 @@ func (s *selection) wait(i *invocation, a *access) *wait {
 			if err != nil {
 				return false, "", err
 			}
+			// The controller may move a certificate to another list while the lists are read. So
+			// two looks must agree before a certificate counts as not revoked.
+			if at.lostCertificates != last.lostCertificates || !slices.Equal(at.lost, last.lost) {
+				at.waiting = append(at.waiting, at.lost...)
+			}
 			last = at
 			progress := fmt.Sprintf("%d of %d certificates revoked, %d of %d nodes back", at.revoked, s.certificates, at.back, awaited)
-			if !at.isDone() {
-				progress += "; waiting for " + at.waitingFor()
+			if len(at.waiting) > 0 {
+				progress += "; waiting for " + text.Names(at.waiting)
 			}
-			return at.isDone(), progress, nil
+			return len(at.waiting) == 0, progress, nil
 		},
 		finish: func(took time.Duration) error {
 			if err := i.printf("%s revoked, %s back after %s", text.Count(last.revoked, "certificate"), text.Count(last.back, "node"), took.Round(time.Second)); err != nil || len(last.lost) == 0 {
@@ -483,7 +474,7 @@ func (s *selection) wait(i *invocation, a *access) *wait {
 
 		},
 		ended: func() string {
-			return fmt.Sprintf("the revocation %s goes on; %d of %d nodes are back, waiting for %s", s.object.Name, last.back, awaited, last.waitingFor())
+			return fmt.Sprintf("the revocation %s goes on; %d of %d nodes are back, waiting for %s", s.object.Name, last.back, awaited, text.Names(last.waiting))
 		},
 		hint: "look again: kubectl attest revocations, and kubectl attest describe NODE",
 	}
@@ -508,16 +499,12 @@ func (s *selection) progress(ctx context.Context, a *access, now time.Time) (at 
 	if err != nil {
 		return at, err
 	}
-	awaited := s.names(isAwaited)
-	nodes, err := a.readNodes(ctx, awaited)
-	if err != nil {
-		return at, err
-	}
 	status := &object.Status
 	// missing until the controller has listed what is revoked at once
 	complete := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionComplete)
 	// no more certificates are going to be revoked
 	final := complete != nil && (s.atOnce() || complete.Status == metav1.ConditionTrue)
+	var unnamed []string // the awaited nodes that the status does not name
 	for k := range s.nodes {
 		n, left := &s.nodes[k], 0
 		for sum, end := range n.certificates {
@@ -527,22 +514,40 @@ func (s *selection) progress(ctx context.Context, a *access, now time.Time) (at 
 				left++
 			}
 		}
-		isBack := complete != nil && left == 0 && !slices.Contains(status.Waiting, n.name) && nodes[n.name].ready
 		switch {
 		case left > 0 && final:
 			at.lost, at.lostCertificates = append(at.lost, n.name), at.lostCertificates+left
-		case left > 0 && s.atOnce(), isAwaited(n) && !isBack:
+		case left > 0 && s.atOnce():
 			at.waiting = append(at.waiting, n.name)
-		case isAwaited(n):
-			at.back++
+		case !isAwaited(n):
+		case left > 0 || complete == nil || slices.Contains(status.Waiting, n.name):
+			at.waiting = append(at.waiting, n.name)
+		default:
+			unnamed = append(unnamed, n.name)
 		}
 	}
-	at.back = min(at.back, int(status.Renewed)) // a node whose record was deleted is not in the status
-	// The names in the status are the first ones. Only nodes that the command does not wait for can
-	// stay without a newer certificate.
-	if without := int(status.Nodes - status.Renewed); without > len(status.Waiting) {
-		others := len(s.nodes) + len(s.idle) - len(awaited)
-		at.unnamed = max(0, without-others-len(at.waiting))
+	records, err := a.recordsOf(ctx, unnamed)
+	if err != nil {
+		return at, err
 	}
+	nodes, err := a.readNodes(ctx, unnamed)
+	if err != nil {
+		return at, err
+	}
+	// The status names the first 16 nodes without a newer certificate. If there are more, the
+	// records say which nodes have one, by the controller's rule.
+	namesAll := int(status.Nodes-status.Renewed) <= len(status.Waiting)
+	isNewer := func(c v1alpha1.IssuedCertificate) bool { return !c.FormerEK && !object.Selects(&c) }
+	for _, name := range unnamed {
+		hasNewer := func(r v1alpha1.NodeAttestation) bool { return slices.ContainsFunc(r.Status.Certificates, isNewer) }
+		switch {
+		case len(records[name]) == 0: // its record was deleted, so nothing says when it is back
+		case nodes[name].ready && (namesAll || slices.ContainsFunc(records[name], hasNewer)):
+			at.back++
+		default:
+			at.waiting = append(at.waiting, name)
+		}
+	}
+	slices.Sort(at.waiting)
 	return at, nil
 }
