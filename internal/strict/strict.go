@@ -1,60 +1,125 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package strict decodes what an operator wrote in YAML or JSON. It refuses mistyped fields instead
-// of ignoring them, and says in which line they are.
+// Package strict decodes what an operator wrote in YAML or JSON: configuration and inventories. It
+// refuses mistyped fields instead of ignoring them, and says in which line they are.
 package strict
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"reflect"
+	"iter"
 	"strings"
 
-	goyaml "go.yaml.in/yaml/v2"
+	"go.yaml.in/yaml/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	kjson "sigs.k8s.io/json"
-	"sigs.k8s.io/yaml"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 )
 
-// Removed has the fields that a kind of document had in earlier versions: by their paths, such as
-// a.b, what to do instead.
-type Removed map[string]string
-
-// Decode decodes one document over the present content of into, which points to a struct. Unknown,
-// doubled and differently-cased fields are errors, and so is a second document. An error is one
-// line of text. For each wrong field it has the line in the document, the field's name, and the
-// problem.
-func Decode(data []byte, into any) error { return Removed(nil).Decode(data, into) }
-
-// Decode is like the function Decode. Its error about a removed field says what to do instead.
-func (r Removed) Decode(data []byte, into any) error {
-	if severalDocuments(data) {
-		return errors.New("holds more than one document")
-	}
-	asJSON, err := yaml.YAMLToJSONStrict(data)
-	if err != nil {
-		return errors.New(bareYAML(oneLine(err.Error())))
-	}
-	strict, err := kjson.UnmarshalStrict(asJSON, into)
-	if err = errors.Join(append(strict, err)...); err == nil {
-		return nil
-	}
-	var document any
-	if json.Unmarshal(asJSON, &document) != nil {
-		return errors.New(oneLine(err.Error()))
-	}
-	return describe(data, document, reflect.TypeOf(into).Elem(), r, err)
+// Decoder decodes a document into a struct, whose fields are named by tags as for encoding/json.
+// Unknown, doubled and differently-cased fields are problems. The zero value is for configuration.
+type Decoder struct {
+	// Removed has the fields of earlier versions: by their paths, such as a.b, what to do instead.
+	Removed map[string]string
+	// Plain refuses what makes a document mean something else than it shows: anchors, aliases,
+	// tags and nulls.
+	Plain bool
 }
 
-// bareYAML drops what the YAML library writes before the line: its name, and that it failed.
-func bareYAML(s string) string {
-	for _, prefix := range []string{"error converting YAML to JSON: ", "yaml: ", "unmarshal errors: "} {
-		s = strings.TrimPrefix(s, prefix)
+// Problem is something that is wrong in a document. Text is one line.
+type Problem struct {
+	Line int // 0 if it is not known
+	Text string
+}
+
+func (p *Problem) Error() string {
+	if p.Line == 0 {
+		return p.Text
 	}
-	return s
+	return fmt.Sprintf("line %d: %s", p.Line, p.Text)
+}
+
+// Decode decodes the only document in data over the present content of into, which points to a
+// struct. An error is one line of text, with the line, the name and the problem of each wrong
+// field.
+func (d Decoder) Decode(data []byte, into any) error {
+	var document *yaml.Node
+	for next, problem := range Documents(data, 1) {
+		switch {
+		case document == nil && problem != nil:
+			return problem
+		case document == nil:
+			document = next
+		case problem != nil || !isNull(next):
+			return errors.New("holds more than one document")
+		}
+	}
+	if document == nil {
+		return nil
+	}
+	problems := d.DecodeNode(document, into)
+	if len(problems) == 0 {
+		return nil
+	}
+	all := make([]string, len(problems))
+	for i, p := range problems {
+		all[i] = p.Error()
+	}
+	return errors.New(strings.Join(all, "; "))
+}
+
+// Documents parses a stream of documents, without the empty ones. It ends after a syntax error.
+// Lines are counted from first.
+func Documents(data []byte, first int) iter.Seq2[*yaml.Node, *Problem] {
+	return func(yield func(*yaml.Node, *Problem) bool) {
+		for decoder := yaml.NewDecoder(bytes.NewReader(data)); ; {
+			var document yaml.Node
+			switch err := decoder.Decode(&document); {
+			case errors.Is(err, io.EOF):
+				return
+			case err != nil:
+				yield(nil, syntaxProblem(data, first, err))
+				return
+			case len(document.Content) != 1:
+				continue
+			}
+			root := document.Content[0]
+			if isNull(root) && root.Value == "" {
+				continue
+			}
+			addLines(root, first-1)
+			if !yield(root, nil) {
+				return
+			}
+		}
+	}
+}
+
+func addLines(n *yaml.Node, lines int) {
+	if lines == 0 {
+		return
+	}
+	n.Line += lines
+	for _, c := range n.Content {
+		addLines(c, lines)
+	}
+}
+
+// syntaxProblem makes the YAML library count lines from first. The library does not name line 1.
+func syntaxProblem(data []byte, first int, err error) *Problem {
+	padded := append(bytes.Repeat([]byte("\n"), first-1), data...)
+	for decoder, again := yaml.NewDecoder(bytes.NewReader(padded)), error(nil); again == nil; {
+		if again = decoder.Decode(&yaml.Node{}); again != nil && !errors.Is(again, io.EOF) {
+			err = again
+		}
+	}
+	p := &Problem{Text: text.Line(strings.TrimPrefix(err.Error(), "yaml: "), maxSyntaxError)}
+	if n, _ := fmt.Sscanf(p.Text, "line %d:", &p.Line); n == 1 {
+		_, p.Text, _ = strings.Cut(p.Text, ": ")
+	}
+	return p
 }
 
 // CheckKind returns an error unless a document is of this kind.
@@ -64,25 +129,3 @@ func CheckKind(is metav1.TypeMeta, apiVersion, kind string) error {
 	}
 	return nil
 }
-
-// severalDocuments reports whether a second document follows. The strict parser would ignore it.
-func severalDocuments(data []byte) bool {
-	if !bytes.Contains(data, []byte("---")) && !bytes.Contains(data, []byte("...")) && !bytes.ContainsAny(data, "{[") {
-		return false // there is no other way to begin or to end one
-	}
-	decoder := goyaml.NewDecoder(bytes.NewReader(data))
-	for first := true; ; first = false {
-		var next any
-		err := decoder.Decode(&next)
-		switch {
-		case errors.Is(err, io.EOF), first && err != nil:
-			// the strict parser reports problems of the first document
-			return false
-		case err != nil, !first && next != nil:
-			return true
-		}
-	}
-}
-
-// oneLine makes one line of an error of several lines.
-func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }

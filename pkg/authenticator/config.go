@@ -169,7 +169,7 @@ func findLine(data, field string) string {
 // ParseConfig decodes one YAML document strictly: unknown, doubled and differently-cased fields are
 // errors.
 func ParseConfig(data []byte, into *Config) error {
-	if err := strict.Decode(data, into); err != nil {
+	if err := (strict.Decoder{}).Decode(data, into); err != nil {
 		return err
 	}
 	return strict.CheckKind(into.TypeMeta, configAPIVersion, configKind)

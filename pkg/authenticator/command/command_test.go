@@ -297,7 +297,7 @@ func TestConfigurationThatIsWrong(t *testing.T) {
 		"unknown provider":        {"provider: tpm-of-tomorrow\n", nil, "tpm-of-tomorrow"},
 		"unknown field":           {"provider: insecure\nnonsense: 1\n", nil, "nonsense"},
 		"wrong type":              {"provider: 1\n", nil, "provider"},
-		"field twice":             {"provider: insecure\nprovider: insecure\n", nil, "already set"},
+		"field twice":             {"provider: insecure\nprovider: insecure\n", nil, "provider: comes a second time"},
 		"a duration that is none": {"provider: insecure\nwaitTimeout: soon\n", nil, "duration"},
 		"a relative path":         {"provider: insecure\nruntimeDir: run\n", nil, "runtimeDir"},
 		"a flag's value":          {"provider: insecure\n", []string{"--expiration=1m"}, "expiration"},

@@ -89,10 +89,10 @@ func TestInventoryCheck(t *testing.T) {
 		"an EK twice": {[]string{"a", "twice"}, 10, []string{`conflict: the EK "` + fingerprintOf("1") + `" is claimed by machine "alfa" (a:4), machine "dora" (twice:4)`, "3 machines"}},
 		"differently": {[]string{"a", "differs"}, 10, []string{`conflict: machine "alfa" is listed differently: a:4, differs:4`, "1 conflict"}},
 		"broken": {[]string{"broken", "same"}, 10, []string{
-			"broken: invalid", `broken:7: machine "alfa": a machine has no field "rack"`, `broken:8: machine "B": its nodeName "B" is not`, "broken:10: ", "total: 2 machines",
+			"broken: invalid", `broken:7: machine "alfa": rack: unknown field`, `broken:8: machine "B": its nodeName "B" is not`, "broken:10: ", "total: 2 machines",
 		}},
 		"a ConfigMap":         {[]string{"map"}, 0, []string{"map (m inventory.yaml): 1 machine, "}},
-		"a broken ConfigMap":  {[]string{"badmap"}, 10, []string{"badmap (m inventory.yaml): invalid", `badmap:10: machine "emil": a machine has no field "rack"`}},
+		"a broken ConfigMap":  {[]string{"badmap"}, 10, []string{"badmap (m inventory.yaml): invalid", `badmap:10: machine "emil": rack: unknown field`}},
 		"two ConfigMaps":      {[]string{"twomaps"}, 0, []string{"twomaps (m inventory.yaml): 1", "twomaps (n inventory.yaml): 1", "total: 2 machines"}},
 		"a list in JSON":      {[]string{"list"}, 0, []string{"list (j k): 1 machine"}},
 		"a bad one in JSON":   {[]string{"badlist"}, 10, []string{`badlist (j k):1: machine "X": its nodeName`}},

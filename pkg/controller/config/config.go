@@ -374,16 +374,16 @@ func Load(path string) (Config, error) {
 	return c, nil
 }
 
-// removedFields are the fields of earlier versions, each with what to do instead.
-var removedFields = strict.Removed{
+// decoder has the fields of earlier versions, each with what to do instead.
+var decoder = strict.Decoder{Removed: map[string]string{
 	"autoApprovingBindings": "remove it: the controller reports these bindings, and you delete them with kubectl delete clusterrolebinding",
 	"decisionLog.endpoint":  "set decisionLog.file, and let a log shipper send its lines",
-}
+}}
 
 // Parse decodes one YAML document strictly over the defaults. New checks it.
 func Parse(data []byte) (Config, error) {
 	c := Default()
-	if err := removedFields.Decode(data, &c); err != nil {
+	if err := decoder.Decode(data, &c); err != nil {
 		return Config{}, err
 	}
 	if err := strict.CheckKind(c.TypeMeta, APIVersion, Kind); err != nil {

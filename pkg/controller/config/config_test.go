@@ -245,7 +245,7 @@ func TestNewFailsClosed(t *testing.T) {
 		"an unknown field":                    {with("audti: true"), "line 3: audti: unknown field; did you mean audit?"},
 		"an unknown field below":              {with("signing: {mode: Sign, secretname: ca}"), "line 3: signing.secretname: unknown field; did you mean secretName?"},
 		"an unknown field in a list":          {with("signers: [{name: a.b/c, provider: tpm}]"), "provider"},
-		"a field twice":                       {with("audit: true\naudit: false"), `"audit"`},
+		"a field twice":                       {with("audit: true\naudit: false"), "audit: comes a second time"},
 		"a field in another case":             {with("Audit: true"), "Audit: unknown field; did you mean audit?"},
 		"a second document":                   {with() + "---\naudit: true\n", "more than one document"},
 		"another kind":                        {strings.Replace(with(), Kind, "KubeletAuthenticatorConfiguration", 1), Kind},

@@ -3,8 +3,8 @@
 package inventory
 
 import (
+	"cmp"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/machineentry"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/strict"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 )
@@ -29,8 +30,6 @@ const (
 	MaxSize = 16 << 20
 	// maxKeys and maxAddresses limit what one machine has.
 	maxKeys, maxAddresses = 16, 64
-	// maxText limits each value, in bytes, before it is parsed.
-	maxText = 4096
 	// tpmProvider is the provider whose devices have endorsement keys.
 	tpmProvider = "tpm"
 	// fingerprintSize is the length of a SHA-256 in hex.
@@ -67,18 +66,6 @@ func (e *Error) Text() string {
 	return fmt.Sprintf("machine %q: %s", e.Machine, e.Problem)
 }
 
-// withMachine adds the name of the machine to an error, if the name is known.
-func withMachine(err error, m Machine) error {
-	var e *Error
-	if errors.As(err, &e) && e.Machine == "" {
-		if e.Machine = m.Name; e.Machine == "" {
-			e.Machine = m.NodeName
-		}
-		e.Machine = text.Line(e.Machine, 253)
-	}
-	return err
-}
-
 // maxProblems bounds the problems that are collected for one part.
 const maxProblems = 100
 
@@ -88,9 +75,8 @@ type problemList struct {
 	all  []*Error
 }
 
-func (l *problemList) add(err error) {
-	var e *Error
-	if errors.As(err, &e) && !l.full() {
+func (l *problemList) add(e *Error) {
+	if !l.full() {
 		e.Part = l.part
 		l.all = append(l.all, e)
 	}
@@ -151,87 +137,92 @@ func parse(name string, data []byte) (*Part, []*Error) {
 	part := &Part{name: name, entries: make([]entry, 0, len(decoded))}
 	for i := range decoded {
 		e := &decoded[i]
-		e.check(func(err error) { problems.add(withMachine(err, e.machine)) })
-		part.entries = append(part.entries, entry{e.line, e.machine})
+		m := e.check(func(line int, format string, arguments ...any) {
+			problems.add(&Error{Line: line, Machine: e.name(), Problem: fmt.Sprintf(format, arguments...)})
+		})
+		part.entries = append(part.entries, entry{int(e.Line), m})
 	}
 	return part, problems.all
 }
 
-// check checks one entry by itself, reports each problem, and completes its machine.
-func (e *machineEntry) check(report func(error)) {
-	m := &e.machine
-	if m.Name == "" {
-		m.Name = m.NodeName
+type report func(line int, format string, arguments ...any)
+
+// check checks one entry by itself, reports each problem, and returns its machine.
+func (e *machineEntry) check(report report) Machine {
+	m := Machine{Name: cmp.Or(e.Name.Value, e.NodeName.Value), NodeName: e.NodeName.Value, ProviderID: e.ProviderID.Value, TokenID: e.TokenID.Value}
+	eks := e.EKs
+	if e.Device != nil {
+		eks = e.Device.EKs
 	}
-	if err := e.checkFields(); err != nil {
-		report(err)
-	}
+	e.checkFields(&m, len(eks), report)
 	if m.ProviderID != "" {
 		if err := csr.CheckProviderID(m.ProviderID); err != nil {
-			report(e.errorf("%v", err))
+			report(int(e.Line), "%v", err)
 		}
 	}
-	if len(e.eks) > maxKeys || len(e.addresses) > maxAddresses {
-		return // reported
+	if len(eks) > maxKeys || len(e.Addresses) > maxAddresses {
+		return m // reported
 	}
-	for _, k := range e.eks {
-		switch problem := k.problem(); {
+	for i := range eks {
+		k := EK{Fingerprint: eks[i].Fingerprint.Value, Template: eks[i].Template.Value}
+		if c := eks[i].Certificate; c != nil {
+			k.CertificateFingerprint = c.Fingerprint.Value
+		}
+		switch problem := k.problem(eks[i].Certificate != nil); {
 		case problem != "":
-			report(&Error{Line: k.line, Problem: problem})
+			report(int(eks[i].Line), "%s", problem)
 		case slices.ContainsFunc(m.EKs, func(other EK) bool { return other.Fingerprint == k.Fingerprint }):
-			report(&Error{Line: k.line, Problem: fmt.Sprintf("it has the EK %.80q twice", k.Fingerprint)})
+			report(int(eks[i].Line), "it has the EK %.80q twice", k.Fingerprint)
 		}
-		m.EKs = append(m.EKs, k.EK)
+		m.EKs = append(m.EKs, k)
 	}
-	for i, address := range e.addresses {
-		problem := m.addAddress(address.text)
-		if problem == "" && slices.ContainsFunc(e.addresses[:i], func(other textAt) bool { return other.text == address.text }) {
-			problem = fmt.Sprintf("it has the address %.80q twice", address.text)
-		}
-		if problem != "" {
-			report(&Error{Line: address.line, Problem: problem})
+	for i, address := range e.Addresses {
+		if problem := m.addAddress(address.Value); problem != "" {
+			report(address.Line, "%s", problem)
+		} else if slices.ContainsFunc(e.Addresses[:i], func(other strict.Text) bool { return other.Value == address.Value }) {
+			report(address.Line, "it has the address %.80q twice", address.Value)
 		}
 	}
+	return m
 }
 
-func (e *machineEntry) checkFields() error {
-	m := &e.machine
+// checkFields reports the first problem of the entry's own fields.
+func (e *machineEntry) checkFields(m *Machine, eks int, report report) {
+	line := int(e.Line)
 	switch {
+	case e.Device != nil && e.EKs != nil:
+		report(line, "a machine has eks or a device, not both")
 	case m.NodeName == "":
-		return e.errorf("it has no nodeName")
+		report(line, "it has no nodeName")
 	case len(validation.IsDNS1123Subdomain(m.NodeName)) > 0:
-		return e.errorf("its nodeName %.64q is not a DNS-1123 subdomain", m.NodeName)
+		report(line, "its nodeName %.64q is not a DNS-1123 subdomain", m.NodeName)
 	case len(m.Name) > validation.DNS1123SubdomainMaxLength || text.Line(m.Name, len(m.Name)) != m.Name:
-		return e.errorf("its name is longer than %d bytes, or has more than single spaces and printable characters", validation.DNS1123SubdomainMaxLength)
-	case e.device && e.provider != tpmProvider:
-		return e.errorf("its provider is %.64q, and only devices of provider %s have endorsement keys", e.provider, tpmProvider)
-	case !e.device && e.provider != "":
-		return e.errorf("it has a provider, but no device")
+		report(line, "its name is longer than %d bytes, or has more than single spaces and printable characters", validation.DNS1123SubdomainMaxLength)
+	case e.Device != nil && e.Provider.Value != tpmProvider:
+		report(line, "its provider is %.64q, and only devices of provider %s have endorsement keys", e.Provider.Value, tpmProvider)
+	case e.Device == nil && e.Provider.Value != "":
+		report(line, "it has a provider, but no device")
 	case m.TokenID != "" && !isTokenID(m.TokenID):
-		return e.errorf("its bootstrapTokenID is not six of a to z and 0 to 9: the part of the token before the dot, and never the rest")
-	case len(e.eks) == 0 && m.TokenID == "":
-		return e.errorf("it has no endorsement keys: nothing would find it")
-	case len(e.eks) > maxKeys:
-		return e.errorf("it has more than %d endorsement keys", maxKeys)
-	case len(e.addresses) > maxAddresses:
-		return e.errorf("it has more than %d addresses", maxAddresses)
+		report(line, "its bootstrapTokenID is not six of a to z and 0 to 9: the part of the token before the dot, and never the rest")
+	case eks == 0 && m.TokenID == "":
+		report(line, "it has no endorsement keys: nothing would find it")
+	case eks > maxKeys:
+		report(line, "it has more than %d endorsement keys", maxKeys)
+	case len(e.Addresses) > maxAddresses:
+		report(line, "it has more than %d addresses", maxAddresses)
 	}
-	return nil
-}
-
-func (e *machineEntry) errorf(format string, arguments ...any) error {
-	return &Error{Line: e.line, Problem: fmt.Sprintf(format, arguments...)}
 }
 
 func isTokenID(id string) bool {
 	return len(id) == 6 && strings.Trim(id, "abcdefghijklmnopqrstuvwxyz0123456789") == ""
 }
 
-func (k *ekEntry) problem() string {
+// problem returns what is wrong with a key, "" if nothing is.
+func (k *EK) problem(hasCertificate bool) string {
 	switch {
 	case !isFingerprint(k.Fingerprint):
 		return fmt.Sprintf("the EK's fingerprint %.80q is not a SHA-256 in lower-case hex", k.Fingerprint)
-	case k.certificate && !isFingerprint(k.CertificateFingerprint):
+	case hasCertificate && !isFingerprint(k.CertificateFingerprint):
 		return fmt.Sprintf("the certificate's fingerprint %.80q is not a SHA-256 in lower-case hex", k.CertificateFingerprint)
 	case k.Template != "" && len(validation.IsDNS1123Label(k.Template)) > 0:
 		// Unknown templates are accepted, since a newer plugin may know more of them.

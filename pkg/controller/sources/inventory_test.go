@@ -127,7 +127,7 @@ func TestPartsAreIndependent(t *testing.T) {
 	}
 	set(0, listOf("alfa", "dora"))
 	set(1, "nonsense")
-	is("alfa dora", "b: here a machine is expected", "c: no such file")
+	is("alfa dora", "b: must be an object, not a string", "c: no such file")
 	known, err := source.Latest(t.Context(), time.Now())
 	if err != nil || known.Complete() {
 		t.Errorf("it is complete, or %v", err)
@@ -162,11 +162,11 @@ func TestPartsAreIndependent(t *testing.T) {
 	}
 	before := source.parts[0].latest.Load()
 	set(1, listOf("bert")+"  rack: 1\n")
-	is("alfa dora bert carl", `b: no field "rack"`)
+	is("alfa dora bert carl", `b: rack: unknown field`)
 	if err := os.Remove(paths[2]); err != nil {
 		t.Fatal(err)
 	}
-	is("alfa dora bert carl", `b: no field "rack"`, "c: no such file")
+	is("alfa dora bert carl", `b: rack: unknown field`, "c: no such file")
 	set(1, listOf("bert", "emil"))
 	set(2, listOf())
 	is("alfa dora bert emil")
