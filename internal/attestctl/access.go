@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"slices"
 	"time"
 
@@ -23,6 +22,7 @@ import (
 	"sigs.k8s.io/cluster-api/util/secret"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/bounded"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/workload"
@@ -37,6 +37,8 @@ const (
 	callTimeout = 30 * time.Second
 	// pageSize is how many objects are read at once: a request has up to 128 KiB.
 	pageSize = 250
+	// maxKubeconfig bounds the file of --workload-kubeconfig, in bytes.
+	maxKubeconfig = 1 << 20
 )
 
 var errUnreachable = errors.New("the API server cannot be reached")
@@ -110,7 +112,7 @@ func (i *invocation) open(ctx context.Context) (*access, error) {
 // Secret is not: it must not run programs, or send files elsewhere.
 func (i *invocation) workloadConfig(ctx context.Context, a *access) (*rest.Config, error) {
 	if i.workloadKubeconfig != "" {
-		content, err := os.ReadFile(i.workloadKubeconfig)
+		content, err := bounded.ReadFile(i.workloadKubeconfig, maxKubeconfig)
 		if err != nil {
 			return nil, cli.Usage(err)
 		}

@@ -720,7 +720,8 @@ func TestPoliciesInAuditModeFail(t *testing.T) {
 // What goes wrong before any command has its exit code, and says what can be done.
 func TestErrors(t *testing.T) {
 	empty := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := os.WriteFile(empty, nil, 0o600); err != nil {
+	long := filepath.Join(t.TempDir(), "long")
+	if err := errors.Join(os.WriteFile(empty, nil, 0o600), os.WriteFile(long, bytes.Repeat([]byte("#"), maxKubeconfig+1), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct {
@@ -728,13 +729,16 @@ func TestErrors(t *testing.T) {
 		code int
 		says string
 	}{
-		"nobody there":            {[]string{"status", "--kubeconfig=" + empty, "--server=https://127.0.0.1:1"}, codeAPIUnreachable, "hint: is it the right cluster?"},
-		"no such file":            {[]string{"status", "--kubeconfig=" + empty + "x"}, codeUsage, "hint: see --help"},
-		"a format":                {[]string{"status", "-o", "table"}, codeUsage, "must be one of wide, json, yaml"},
-		"a command":               {[]string{"statsu"}, codeUsage, "did you mean status?"},
-		"a flag":                  {[]string{"status", "--selektor=x"}, codeUsage, "did you mean --selector?"},
-		"a watched format":        {[]string{"status", "--watch", "-o", "json"}, codeUsage, "--output may be wide"},
-		"no workload cluster":     {[]string{"status", "--workload-kubeconfig=" + empty}, codeUsage, "needs --workload-cluster"},
+		"nobody there":        {[]string{"status", "--kubeconfig=" + empty, "--server=https://127.0.0.1:1"}, codeAPIUnreachable, "hint: is it the right cluster?"},
+		"no such file":        {[]string{"status", "--kubeconfig=" + empty + "x"}, codeUsage, "hint: see --help"},
+		"a format":            {[]string{"status", "-o", "table"}, codeUsage, "must be one of wide, json, yaml"},
+		"a command":           {[]string{"statsu"}, codeUsage, "did you mean status?"},
+		"a flag":              {[]string{"status", "--selektor=x"}, codeUsage, "did you mean --selector?"},
+		"a watched format":    {[]string{"status", "--watch", "-o", "json"}, codeUsage, "--output may be wide"},
+		"no workload cluster": {[]string{"status", "--workload-kubeconfig=" + empty}, codeUsage, "needs --workload-cluster"},
+		"a long kubeconfig": {[]string{
+			"status", "--kubeconfig=" + empty, "--server=https://127.0.0.1:1", "--workload-cluster=c", "--workload-kubeconfig=" + long,
+		}, codeUsage, "longer than 1048576 bytes"},
 		"no command of that name": {[]string{"stat"}, codeUsage, "unknown command"},
 	} {
 		t.Run(name, func(t *testing.T) {
