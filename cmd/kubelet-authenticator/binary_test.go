@@ -25,7 +25,7 @@ var forbidden = []string{
 	"github.com/google/go-tpm-tools",
 	"github.com/google/go-attestation",
 	"github.com/google/go-tpm/tpm2/transport/simulator",
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm",
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing",
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier",
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller",
 }
@@ -64,7 +64,6 @@ var arrows = map[string][]string{
 	"pkg/authenticator/enrol":             {"internal/nodeaccess", "internal/process", "internal/text", "pkg/attestation", "pkg/authenticator/nodestate", "pkg/authenticator/reason", "pkg/cache", "pkg/csr", "pkg/kubelet", "pkg/provider"},
 	"pkg/authenticator/reason":            {"internal/nodeaccess", "internal/oserror", "internal/text", "pkg/cache", "pkg/csr", "pkg/kubelet", "pkg/provider"},
 	"internal/cli":                        {"internal/outputformat", "internal/text"},
-	"internal/hostiletext":                {"internal/text"},
 	"internal/outputformat":               {"internal/text"},
 	"cmd/kubectl-attest":                  {"internal/attestctl", "internal/cli"},
 	"internal/attestctl":                  {"docs", "internal/bounded", "internal/checkup", "internal/cli", "internal/machineentry", "internal/outputformat", "internal/terminal", "internal/text", "internal/workload", "pkg/attestation", "pkg/controller/api/v1alpha1", "pkg/controller/bindings", "pkg/controller/config", "pkg/controller/inventory", "pkg/controller/preflight", "pkg/controller/revocation", "pkg/controller/signing", "pkg/controller/telemetry", "pkg/controller/tpmprovider", "pkg/csr", "pkg/csr/state", "pkg/verifier", "pkg/verifier/tpm"},
@@ -73,9 +72,11 @@ var arrows = map[string][]string{
 	"internal/checkup":                    {"internal/terminal", "internal/text"},
 	"internal/nodeaccess":                 {"internal/text", "internal/trustedfile", "pkg/attestation", "pkg/cache", "pkg/csr", "pkg/kubelet"},
 	"internal/strict":                     {"internal/text"},
-	"internal/statetest":                  {"pkg/csr/state"},                                                                                           // for tests
-	"internal/swtpm":                      {"pkg/tpm/template"},                                                                                        // for tests
 	"internal/testing/plugintest":         {"internal/process", "pkg/attestation", "pkg/authenticator/reason", "pkg/cache", "pkg/csr", "pkg/provider"}, // for tests
+	"internal/testing/hostiletext":        {"internal/text"},
+	"internal/testing/machinelist":        {"internal/machineentry"},
+	"internal/testing/statetest":          {"pkg/csr/state"},
+	"internal/testing/swtpm":              {"pkg/tpm/template"},
 	"pkg/cache":                           {"internal/process", "internal/trustedfile"},
 	"pkg/doctor":                          {"internal/checkup", "internal/nodeaccess", "internal/text", "internal/trustedfile", "pkg/attestation", "pkg/authenticator", "pkg/authenticator/enrol", "pkg/authenticator/nodestate", "pkg/authenticator/nodestatus", "pkg/authenticator/reason", "pkg/cache", "pkg/csr", "pkg/kubelet", "pkg/provider"},
 	"pkg/kubelet":                         {"internal/trustedfile", "pkg/cache"},

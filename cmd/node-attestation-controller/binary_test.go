@@ -42,7 +42,7 @@ func TestNoTestPackageIsShipped(t *testing.T) {
 			case dep == "net/http/httptest" && slices.Contains(deps, "sigs.k8s.io/cluster-api/util/conditions"):
 				// which brings matchers of gomega
 			case dep == "testing", strings.HasPrefix(dep, "net/http/httptest"), strings.Contains(dep, "/simulator"),
-				isOurs && (strings.HasPrefix(ours, "test/") || ours == "internal/swtpm" || ours == "internal/statetest"),
+				isOurs && (strings.HasPrefix(ours, "test/") || strings.HasPrefix(ours, "internal/testing/")),
 				isOurs && (strings.HasSuffix(ours, "/null") || strings.Contains(ours, "/null/")),
 				isOurs && ours == "docs/examples/acme/platform":
 				t.Errorf("%s depends on %s", program, dep)

@@ -17,7 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/hostiletext"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/hostiletext"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
 )

@@ -17,9 +17,6 @@ const (
 	Kind       = "MachineInventory"
 )
 
-// header begins a list of machines. Entries follow it.
-const header = "apiVersion: " + APIVersion + "\nkind: " + Kind + "\nmachines:"
-
 // Machine is an entry.
 type Machine struct {
 	// Name is left out if it is the node name.
@@ -61,19 +58,6 @@ func (m Machine) String() string {
 	}
 	for _, ek := range m.EKs {
 		out.WriteString("  - fingerprint: " + scalar(ek) + "\n")
-	}
-	return out.String()
-}
-
-// Document returns an inventory with these machines.
-func Document(machines []Machine) string {
-	if len(machines) == 0 {
-		return header + " []\n"
-	}
-	var out strings.Builder
-	out.WriteString(header + "\n")
-	for _, m := range machines {
-		out.WriteString(m.String())
 	}
 	return out.String()
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/unittest"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/unittest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/enrol"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"

@@ -13,7 +13,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/hostiletext"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/hostiletext"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/decisionlog"
 )

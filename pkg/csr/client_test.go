@@ -30,8 +30,8 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/hostiletext"
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/unittest"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/hostiletext"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/unittest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 )
 

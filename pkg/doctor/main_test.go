@@ -7,7 +7,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/unittest"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/unittest"
 )
 
 // A check that hangs is left behind: the process ends soon.

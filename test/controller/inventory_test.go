@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/machineentry"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/machinelist"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
@@ -34,7 +35,7 @@ func (m *machine) entry(t *testing.T) string {
 // "machines".
 func (f *fleet) inConfigMap(t *testing.T, name string, entries ...string) {
 	t.Helper()
-	content := strings.TrimSuffix(machineentry.Document(nil), " []\n") + "\n" + strings.Join(entries, "")
+	content := strings.TrimSuffix(machinelist.Of(), " []\n") + "\n" + strings.Join(entries, "")
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: f.namespace, Name: name}, Data: map[string]string{"machines": content}}
 	err := f.client.Update(t.Context(), object)
 	if apierrors.IsNotFound(err) {

@@ -15,7 +15,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/reason"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"

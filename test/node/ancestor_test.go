@@ -18,7 +18,7 @@ import (
 	"github.com/google/go-tpm/tpm2"
 	certificatesv1 "k8s.io/api/certificates/v1"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/tpm/template"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"

@@ -212,7 +212,7 @@ func TestNothingForTests(t *testing.T) {
 // testOnly are texts of what is for tests: import paths, which a stripped binary keeps in its names
 // of functions, and keys.
 var testOnly = []string{
-	"kubelet-authenticator/test/", "kubelet-authenticator/internal/swtpm", "go-tpm/tpm2/transport/simulator", "go-tpm-tools", "ms-tpm-20-ref", "tpmsim",
+	"kubelet-authenticator/test/", "kubelet-authenticator/internal/testing/swtpm", "go-tpm/tpm2/transport/simulator", "go-tpm-tools", "ms-tpm-20-ref", "tpmsim",
 	"-----BEGIN PRIVATE KEY-----\n", "-----BEGIN EC PRIVATE KEY-----\n", "-----BEGIN RSA PRIVATE KEY-----\n",
 }
 

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/swtpm"
 )
 
 // One attestation against each kind of chip, side by side, with what each side takes of it.

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/fleet"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"

@@ -3,7 +3,7 @@
 package tpmmodel
 
 import (
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/swtpm"
 )
 
 // Chip is a model behind a socket, with EK certificates, as swtpm.TPM is one in a process of its

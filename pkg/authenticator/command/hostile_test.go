@@ -11,8 +11,8 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/checkup"
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/hostiletext"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/outputformat"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/hostiletext"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/enrol"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestatus"

@@ -12,7 +12,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/plugintest"
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/unittest"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/unittest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/nodestate"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/machineentry"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/machinelist"
 )
 
 // inventoryFiles writes files into a directory of the test's, and returns what runs a command
@@ -49,7 +50,7 @@ func listOfMachines(machines ...string) string {
 		name, digit, _ := strings.Cut(m, "=")
 		entries = append(entries, machineentry.Machine{NodeName: name, EKs: []string{fingerprintOf(digit)}})
 	}
-	return machineentry.Document(entries)
+	return machinelist.Of(entries...)
 }
 
 // configMap is a manifest as kubectl prints it.

@@ -20,7 +20,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/hostiletext"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/hostiletext"
 )
 
 // Text of a peer neither ends an entry of the log nor begins one, in each form in which our code,

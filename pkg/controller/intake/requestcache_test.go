@@ -20,7 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	toolscache "k8s.io/client-go/tools/cache"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/statetest"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/statetest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	csrstate "github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"

@@ -5,7 +5,7 @@ package preflight
 import (
 	"testing"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/unittest"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/unittest"
 )
 
 func TestMain(m *testing.M) { unittest.Main(m) }

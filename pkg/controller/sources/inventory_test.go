@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/machineentry"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/machinelist"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
@@ -67,7 +68,7 @@ func listOf(names ...string) string {
 	for _, name := range names {
 		machines = append(machines, machineentry.Machine{NodeName: name, ProviderID: "test://" + name, EKs: []string{ekOf(name)}})
 	}
-	return machineentry.Document(machines)
+	return machinelist.Of(machines...)
 }
 
 func ekOf(name string) string { return fmt.Sprintf("%064x", name[0]) }
@@ -372,7 +373,7 @@ func fleetOf(machines, parts int) []string {
 				NodeName: name, ProviderID: "metal://rack/" + name, EKs: []string{fmt.Sprintf("%x", sha256.Sum256([]byte(name))), fmt.Sprintf("%x", sha256.Sum256([]byte(name+" RSA")))},
 			})
 		}
-		content = append(content, machineentry.Document(own))
+		content = append(content, machinelist.Of(own...))
 	}
 	return content
 }

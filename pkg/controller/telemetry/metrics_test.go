@@ -22,7 +22,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/hostiletext"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/hostiletext"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )

@@ -7,7 +7,7 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/statetest"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/statetest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
 )
 

@@ -11,7 +11,7 @@ import (
 
 	"github.com/google/go-tpm/tpm2"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	node "github.com/kubelet-authenticator/kubelet-authenticator/pkg/tpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/tpm/template"

@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/tpm/template"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/metal"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"

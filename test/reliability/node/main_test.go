@@ -19,7 +19,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/enrol"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"

@@ -18,7 +18,7 @@ import (
 	"github.com/google/go-tpm/tpm2"
 	"k8s.io/klog/v2"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/tpm/template"
 	verifier "github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
