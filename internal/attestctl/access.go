@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -163,14 +164,33 @@ func reached(err error) error {
 	return err
 }
 
-// readPages lists in pages, and calls visit with each. newList returns an empty list.
-func readPages[L client.ObjectList](ctx context.Context, c client.Reader, newList func() L, visit func(L), options ...client.ListOption) error {
+// readEach lists the objects of a kind, and calls visit with each.
+func readEach[T any, P interface {
+	*T
+	client.Object
+}](ctx context.Context, c client.Client, visit func(P), options ...client.ListOption) error {
+	kind, err := c.GroupVersionKindFor(P(new(T)))
+	if err != nil {
+		return err
+	}
+	empty, err := c.Scheme().New(kind.GroupVersion().WithKind(kind.Kind + "List"))
+	if err != nil {
+		return err
+	}
+	return readPages(ctx, c, empty.(client.ObjectList), func(item runtime.Object) { visit(item.(P)) }, options...)
+}
+
+// readPages lists in pages, each into a copy of the empty list, and calls visit with each object.
+func readPages(ctx context.Context, c client.Client, empty client.ObjectList, visit func(runtime.Object), options ...client.ListOption) error {
 	for next := ""; ; {
-		list := newList()
+		list := empty.DeepCopyObject().(client.ObjectList)
 		if err := c.List(ctx, list, append(options, client.Limit(pageSize), client.Continue(next))...); err != nil {
 			return reached(err)
 		}
-		visit(list)
+		_ = meta.EachListItem(list, func(item runtime.Object) error { // nil: visit does not fail
+			visit(item)
+			return nil
+		})
 		if next = list.GetContinue(); next == "" {
 			return nil
 		}
@@ -183,8 +203,7 @@ func (a *access) readRecords(ctx context.Context, options ...client.ListOption) 
 	if a.cluster != "" {
 		options = append(options, client.MatchingLabels{clusterv1.ClusterNameLabel: a.cluster})
 	}
-	err = readPages(ctx, a.records, func() *v1alpha1.NodeAttestationList { return &v1alpha1.NodeAttestationList{} },
-		func(page *v1alpha1.NodeAttestationList) { all = append(all, page.Items...) }, options...)
+	err = readEach(ctx, a.records, func(r *v1alpha1.NodeAttestation) { all = append(all, *r) }, options...)
 	return all, err
 }
 
@@ -208,11 +227,12 @@ func (a *access) recordsOf(ctx context.Context, nodes []string) (map[string][]v1
 	return records, nil
 }
 
-// newNodeList returns a list of Nodes to read without their spec and status.
-func newNodeList() *metav1.PartialObjectMetadataList {
+// nodeNames returns the names of the Nodes. It reads them without their spec and status.
+func (a *access) nodeNames(ctx context.Context, options ...client.ListOption) (names []string, err error) {
 	list := &metav1.PartialObjectMetadataList{}
 	list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("NodeList"))
-	return list
+	err = readPages(ctx, a.nodes, list, func(node runtime.Object) { names = append(names, node.(client.Object).GetName()) }, options...)
+	return names, err
 }
 
 func newNode(name string) *metav1.PartialObjectMetadata {
@@ -233,17 +253,12 @@ func (a *access) readNode(ctx context.Context, name string) (*metav1.PartialObje
 }
 
 // labelledNodes returns the names of the Nodes with these labels.
-func (a *access) labelledNodes(ctx context.Context, selector string) (names []string, err error) {
+func (a *access) labelledNodes(ctx context.Context, selector string) ([]string, error) {
 	parsed, err := labels.Parse(selector)
 	if err != nil {
 		return nil, cli.Usage(fmt.Errorf("--selector: %w", err))
 	}
-	err = readPages(ctx, a.nodes, newNodeList, func(page *metav1.PartialObjectMetadataList) {
-		for i := range page.Items {
-			names = append(names, page.Items[i].Name)
-		}
-	}, client.MatchingLabelsSelector{Selector: parsed})
-	return names, err
+	return a.nodeNames(ctx, client.MatchingLabelsSelector{Selector: parsed})
 }
 
 // nodeState is what a plan needs to know of a Node.
@@ -264,12 +279,7 @@ func (a *access) readNodes(ctx context.Context, names []string) (map[string]node
 		states[node.Name] = nodeState{isReady(node), reports}
 	}
 	if len(names) > manyNodes {
-		err := readPages(ctx, a.nodes, func() *corev1.NodeList { return &corev1.NodeList{} }, func(page *corev1.NodeList) {
-			for i := range page.Items {
-				add(&page.Items[i])
-			}
-		})
-		return states, err
+		return states, readEach(ctx, a.nodes, add)
 	}
 	for _, name := range names {
 		node := &corev1.Node{}

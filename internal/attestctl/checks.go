@@ -17,7 +17,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/cert"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/annotations"
@@ -274,11 +273,9 @@ func (e *examination) unlessAudit(remedy, format string, arguments ...any) check
 
 func (e *examination) checkBindings(ctx context.Context) checkup.Result {
 	var found []string
-	err := readPages(ctx, e.nodes, func() *rbacv1.ClusterRoleBindingList { return &rbacv1.ClusterRoleBindingList{} }, func(page *rbacv1.ClusterRoleBindingList) {
-		for i := range page.Items {
-			if bindings.ApprovesByItself(&page.Items[i]) {
-				found = append(found, page.Items[i].Name)
-			}
+	err := readEach(ctx, e.nodes, func(b *rbacv1.ClusterRoleBinding) {
+		if bindings.ApprovesByItself(b) {
+			found = append(found, b.Name)
 		}
 	})
 	switch {
@@ -473,11 +470,9 @@ func (e *examination) checkMachines(ctx context.Context, settings *config.Cluste
 		recorded[records[i].Spec.Machine.Name] = true
 	}
 	var without []string
-	err = readPages(ctx, e.records, func() *clusterv1.MachineList { return &clusterv1.MachineList{} }, func(page *clusterv1.MachineList) {
-		for i := range page.Items {
-			if m := &page.Items[i]; m.Annotations[attestation.AnnotationEK] == "" && !recorded[m.Name] {
-				without = append(without, m.Name)
-			}
+	err = readEach(ctx, e.records, func(m *clusterv1.Machine) {
+		if m.Annotations[attestation.AnnotationEK] == "" && !recorded[m.Name] {
+			without = append(without, m.Name)
 		}
 	}, client.InNamespace(e.namespace), client.MatchingLabels{clusterv1.ClusterNameLabel: e.cluster})
 	all := strings.Join(sources, ", ")
@@ -502,14 +497,8 @@ func (e *examination) checkNodes(ctx context.Context) checkup.Result {
 	for i := range records {
 		attested[records[i].Spec.NodeName] = true
 	}
-	var without []string
-	err = readPages(ctx, e.nodes, newNodeList, func(page *metav1.PartialObjectMetadataList) {
-		for i := range page.Items {
-			if name := page.Items[i].Name; !attested[name] && !slices.Contains(e.config().UnattestedNodes, name) {
-				without = append(without, name)
-			}
-		}
-	})
+	nodes, err := e.nodeNames(ctx)
+	without := slices.DeleteFunc(nodes, func(name string) bool { return attested[name] || slices.Contains(e.config().UnattestedNodes, name) })
 	switch {
 	case err != nil:
 		return unread(err, "")
@@ -634,25 +623,16 @@ func (e *examination) checkRevocation(ctx context.Context) checkup.Result {
 // revocationPolicies returns the problems of the admission policies for revoked certificates.
 func (e *examination) revocationPolicies(ctx context.Context) (problems []string, err error) {
 	bound := map[string]bool{}
-	err = readPages(ctx, e.nodes, func() *admissionv1.ValidatingAdmissionPolicyBindingList {
-		return &admissionv1.ValidatingAdmissionPolicyBindingList{}
-	}, func(page *admissionv1.ValidatingAdmissionPolicyBindingList) {
-		for _, b := range page.Items {
-			if slices.Contains(b.Spec.ValidationActions, admissionv1.Deny) && b.Spec.ParamRef == nil && b.Spec.MatchResources == nil {
-				bound[b.Spec.PolicyName] = true
-			}
+	err = readEach(ctx, e.nodes, func(b *admissionv1.ValidatingAdmissionPolicyBinding) {
+		if slices.Contains(b.Spec.ValidationActions, admissionv1.Deny) && b.Spec.ParamRef == nil && b.Spec.MatchResources == nil {
+			bound[b.Spec.PolicyName] = true
 		}
 	})
 	if err != nil {
 		return nil, err
 	}
 	there := map[string]bool{}
-	err = readPages(ctx, e.nodes, func() *admissionv1.ValidatingAdmissionPolicyList { return &admissionv1.ValidatingAdmissionPolicyList{} },
-		func(page *admissionv1.ValidatingAdmissionPolicyList) {
-			for _, p := range page.Items {
-				there[p.Name] = true
-			}
-		})
+	err = readEach(ctx, e.nodes, func(p *admissionv1.ValidatingAdmissionPolicy) { there[p.Name] = true })
 	for number := int32(1); number <= revocation.PolicyCount; number++ {
 		name := revocation.PolicyName(number)
 		switch {

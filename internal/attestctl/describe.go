@@ -143,13 +143,9 @@ type event struct {
 }
 
 // readEvents returns the controller's Events in a namespace, in no order.
-func readEvents(ctx context.Context, c client.Reader, namespace string, now time.Time, options ...client.ListOption) (all []event, err error) {
+func readEvents(ctx context.Context, c client.Client, namespace string, now time.Time, options ...client.ListOption) (all []event, err error) {
 	options = append(options, client.InNamespace(namespace), client.MatchingFields{"reportingController": telemetry.Component})
-	err = readPages(ctx, c, func() *eventsv1.EventList { return &eventsv1.EventList{} }, func(page *eventsv1.EventList) {
-		for i := range page.Items {
-			all = append(all, newEvent(&page.Items[i], now))
-		}
-	}, options...)
+	err = readEach(ctx, c, func(e *eventsv1.Event) { all = append(all, newEvent(e, now)) }, options...)
 	return all, err
 }
 
@@ -197,14 +193,8 @@ func (d *Description) fill(requests []Request, events []event) {
 	for _, e := range events[:len(events)-d.Omitted.Events] {
 		d.add(metav1.NewTime(e.at), fromEvent, e.name, "%s", text.WithReason(e.reason, e.note))
 	}
-	trustedFirst := func(h Happening) int {
-		if h.Trusted {
-			return 0
-		}
-		return 1
-	}
 	slices.SortStableFunc(d.History, func(a, b Happening) int {
-		return cmp.Or(trustedFirst(a)-trustedFirst(b), a.Time.Compare(b.Time.Time))
+		return cmp.Or(trueFirst(a.Trusted, b.Trusted), a.Time.Compare(b.Time.Time))
 	})
 }
 
@@ -332,7 +322,7 @@ func (d *Description) printRecord(r *v1alpha1.NodeAttestation, line func(name, f
 		line("EK", "%s (%s)", ek.Fingerprint, details)
 	}
 	if at := r.Status.LastAttested; at != nil {
-		line("Attested", "%s (%s ago)", at.UTC().Format(time.RFC3339), age(at.Time, now))
+		line("Attested", "%s (%s ago)", stamp(at.Time), age(at.Time, now))
 	}
 	if s := r.Status.Suspension; s != nil {
 		line("Suspended", "since %s: %s", stamp(s.Time.Time), prose(s.Reason))
@@ -351,6 +341,6 @@ func (d *Description) printRecord(r *v1alpha1.NodeAttestation, line func(name, f
 		if c.Revoked {
 			more += ", revoked"
 		}
-		line("Certificate", "%s until %s (%s)%s", short(c.SHA256), c.NotAfter.UTC().Format(time.RFC3339), until(c.NotAfter.Time, now), more)
+		line("Certificate", "%s until %s (%s)%s", short(c.SHA256), stamp(c.NotAfter.Time), until(c.NotAfter.Time, now), more)
 	}
 }

@@ -39,8 +39,7 @@ type eviction struct {
 
 // boundPods returns the pods that are bound to a node.
 func (a *access) boundPods(ctx context.Context, node string) (all []corev1.Pod, err error) {
-	err = readPages(ctx, a.nodes, func() *corev1.PodList { return &corev1.PodList{} },
-		func(page *corev1.PodList) { all = append(all, page.Items...) }, client.MatchingFields{fieldPodNode: node})
+	err = readEach(ctx, a.nodes, func(p *corev1.Pod) { all = append(all, *p) }, client.MatchingFields{fieldPodNode: node})
 	return all, err
 }
 

@@ -95,6 +95,17 @@ func until(end, now time.Time) string {
 // short is the start of a fingerprint, for people. The program compares whole fingerprints.
 func short(fingerprint string) string { return fingerprint[:min(12, len(fingerprint))] }
 
+// trueFirst is for sorting: it puts true before false.
+func trueFirst(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return -1
+	}
+	return 1
+}
+
 // stamp formats a time for people.
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 

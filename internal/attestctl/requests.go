@@ -3,6 +3,7 @@
 package attestctl
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"crypto/x509"
@@ -124,28 +125,20 @@ func (a *access) readRequests(ctx context.Context, now time.Time) ([]Request, er
 	}
 	var all []Request
 	for _, signer := range signers {
-		err := readPages(ctx, a.nodes, func() *certificatesv1.CertificateSigningRequestList {
-			return &certificatesv1.CertificateSigningRequestList{}
-		},
-			func(page *certificatesv1.CertificateSigningRequestList) {
-				for i := range page.Items {
-					if claim, ours := rules.ParseClaim(&page.Items[i]); ours {
-						all = append(all, newRequest(&page.Items[i], claim, now))
-					} else if r, waits := withoutEvidence(&page.Items[i]); waits {
-						all = append(all, r)
-					}
-				}
-			}, client.MatchingFields{"spec.signerName": signer})
+		err := readEach(ctx, a.nodes, func(object *certificatesv1.CertificateSigningRequest) {
+			if claim, ours := rules.ParseClaim(object); ours {
+				all = append(all, newRequest(object, claim, now))
+			} else if r, waits := withoutEvidence(object); waits {
+				all = append(all, r)
+			}
+		}, client.MatchingFields{"spec.signerName": signer})
 		if err != nil {
 			return nil, err
 		}
 	}
 	addEKsOfHellos(all)
 	slices.SortStableFunc(all, func(a, b Request) int {
-		if c := a.Created.Compare(b.Created.Time); c != 0 {
-			return c
-		}
-		return strings.Compare(a.Name, b.Name)
+		return cmp.Or(a.Created.Compare(b.Created.Time), strings.Compare(a.Name, b.Name))
 	})
 	return all, nil
 }

@@ -3,6 +3,7 @@
 package attestctl
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -119,10 +120,7 @@ func (i *invocation) collectRevocations(ctx context.Context, a *access) (*Revoca
 		r.Suspensions = append(r.Suspensions, SuspendedMachine{text.Cut(s.Spec.EK, maxName), text.Cut(s.Spec.NodeName, maxName), s.CreationTimestamp, text.Cut(s.Spec.Reason, maxMessage)})
 	}
 	slices.SortFunc(r.Suspensions, func(a, b SuspendedMachine) int {
-		if c := b.Created.Compare(a.Created.Time); c != 0 {
-			return c
-		}
-		return strings.Compare(a.EK, b.EK)
+		return cmp.Or(b.Created.Compare(a.Created.Time), strings.Compare(a.EK, b.EK))
 	})
 	for _, n := range []int{len(r.Revocations), len(r.Suspensions)} {
 		r.Omitted += max(0, n-maxRevocations)
@@ -177,7 +175,7 @@ func (i *invocation) printRevocations(r *Revocations, format string) error {
 	}
 	rows := make([][]any, 0, len(r.Suspensions))
 	for _, s := range r.Suspensions {
-		rows = append(rows, []any{s.EK[:min(len(s.EK), 12)], s.Node, age(s.Created.Time, i.now), prose(s.Reason)})
+		rows = append(rows, []any{short(s.EK), s.Node, age(s.Created.Time, i.now), prose(s.Reason)})
 	}
 	return printTable(i.Stdout, []any{"SUSPENDED EK", "NODE", "AGE", "REASON"}, rows)
 }
@@ -260,18 +258,15 @@ func (a *access) readLists(ctx context.Context, cluster string) (*Lists, error) 
 	l := &Lists{
 		Capacity: revocation.PolicyCount * revocation.SliceCapacity, entries: map[string]v1alpha1.RevokedCertificate{}, refused: map[string]bool{},
 	}
-	err := readPages(ctx, a.records, func() *v1alpha1.RevocationSliceList { return &v1alpha1.RevocationSliceList{} },
-		func(page *v1alpha1.RevocationSliceList) {
-			for i := range page.Items {
-				for _, c := range page.Items[i].Spec.Certificates {
-					l.entries[c.SHA256] = c
-					if page.Items[i].Spec.Number <= revocation.PolicyCount {
-						l.refused[c.NodeName] = true
-						l.places++
-					}
-				}
+	err := readEach(ctx, a.records, func(s *v1alpha1.RevocationSlice) {
+		for _, c := range s.Spec.Certificates {
+			l.entries[c.SHA256] = c
+			if s.Spec.Number <= revocation.PolicyCount {
+				l.refused[c.NodeName] = true
+				l.places++
 			}
-		}, options...)
+		}
+	}, options...)
 	if err != nil {
 		return nil, err
 	}
@@ -297,25 +292,17 @@ func (a *access) readLists(ctx context.Context, cluster string) (*Lists, error) 
 // key.
 func (a *access) readSuspensions(ctx context.Context) (map[string]*v1alpha1.NodeSuspension, error) {
 	all := map[string]*v1alpha1.NodeSuspension{}
-	err := readPages(ctx, a.records, func() *v1alpha1.NodeSuspensionList { return &v1alpha1.NodeSuspensionList{} },
-		func(page *v1alpha1.NodeSuspensionList) {
-			for i := range page.Items {
-				all[page.Items[i].Spec.EK] = &page.Items[i]
-			}
-		}, client.InNamespace(a.namespace))
+	err := readEach(ctx, a.records, func(s *v1alpha1.NodeSuspension) { all[s.Spec.EK] = s }, client.InNamespace(a.namespace))
 	return all, err
 }
 
 // readRevocations returns the revocations of a cluster, the newest first.
 func (a *access) readRevocations(ctx context.Context, cluster string) (all []v1alpha1.NodeRevocation, err error) {
-	err = readPages(ctx, a.records, func() *v1alpha1.NodeRevocationList { return &v1alpha1.NodeRevocationList{} },
-		func(page *v1alpha1.NodeRevocationList) {
-			for i := range page.Items {
-				if page.Items[i].Spec.Cluster == cluster {
-					all = append(all, page.Items[i])
-				}
-			}
-		}, client.InNamespace(a.namespace))
+	err = readEach(ctx, a.records, func(r *v1alpha1.NodeRevocation) {
+		if r.Spec.Cluster == cluster {
+			all = append(all, *r)
+		}
+	}, client.InNamespace(a.namespace))
 	slices.SortStableFunc(all, func(a, b v1alpha1.NodeRevocation) int { return b.CreationTimestamp.Compare(a.CreationTimestamp.Time) })
 	return all, err
 }

@@ -3,6 +3,7 @@
 package attestctl
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -278,12 +279,7 @@ func (s *Status) fill(records []v1alpha1.NodeAttestation, requests []Request, no
 		s.Nodes = append(s.Nodes, n)
 	}
 	slices.SortStableFunc(s.Nodes, func(a, b NodeStatus) int {
-		if a.Claimed != b.Claimed && a.Claimed {
-			return 1
-		} else if a.Claimed != b.Claimed {
-			return -1
-		}
-		return strings.Compare(a.Node, b.Node)
+		return cmp.Or(trueFirst(!a.Claimed, !b.Claimed), strings.Compare(a.Node, b.Node))
 	})
 }
 
