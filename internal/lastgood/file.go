@@ -20,8 +20,8 @@ type File[T any] struct {
 	MaxSize    int64
 	// MaxAge is how long ago the file may have been read. At 0 each call reads it.
 	MaxAge time.Duration
-	// Rejudge: see Value.Rejudge.
-	Rejudge bool
+	// Reparse: see Value.Reparse.
+	Reparse bool
 	// Parse returns the content's value, or why the content is invalid.
 	Parse func([]byte) (T, error)
 
@@ -57,7 +57,7 @@ func (f *File[T]) refresh() {
 		f.value.Fail(fmt.Errorf("%s: %w", f.Name, err))
 		return
 	}
-	f.value.Rejudge = f.Rejudge
+	f.value.Reparse = f.Reparse
 	sum := sha256.Sum256(content)
 	// Problem returns it
 	_ = f.value.Offer(string(sum[:]), func() (T, error) { return f.Parse(content) })

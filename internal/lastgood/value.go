@@ -13,9 +13,9 @@ import (
 // Value is the last known good value of a source. Its zero value has none yet. It is safe for
 // concurrent use.
 type Value[T any] struct {
-	// Rejudge has invalid content parsed each time that it is offered. It is for content that
+	// Reparse has invalid content parsed each time that it is offered. It is for content that
 	// becomes valid later, such as a CA that is not valid yet.
-	Rejudge bool
+	Reparse bool
 
 	offering sync.Mutex // held by Offer
 
@@ -51,14 +51,14 @@ func (v *Value[T]) Offer(version string, parse func() (T, error)) error {
 	return nil
 }
 
-// lookup reports whether a version was judged before, and the verdict.
+// lookup reports whether a version was parsed before, and the result.
 func (v *Value[T]) lookup(version string) (known bool, verdict error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	switch {
 	case v.isSet && version == v.version:
 		v.problem, v.lastRead = nil, time.Now()
-	case v.verdict != nil && version == v.invalid && !v.Rejudge:
+	case v.verdict != nil && version == v.invalid && !v.Reparse:
 		v.problem = v.verdict
 	default:
 		return false, nil

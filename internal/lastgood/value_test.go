@@ -10,8 +10,8 @@ import (
 
 func TestValue(t *testing.T) {
 	t.Parallel()
-	for _, rejudge := range []bool{false, true} {
-		v := Value[int]{Rejudge: rejudge}
+	for _, reparse := range []bool{false, true} {
+		v := Value[int]{Reparse: reparse}
 		if got, ok := v.Get(); got != 0 || ok || v.Problem() != nil {
 			t.Errorf("zero: got %d, %t, %v", got, ok, v.Problem())
 		}
@@ -47,7 +47,7 @@ func TestValue(t *testing.T) {
 		}
 		offer("b", 0, nil)
 		want := 3
-		if rejudge {
+		if reparse {
 			want += 2
 		}
 		if got, ok := v.Get(); got != 1 || !ok || parsed != want {

@@ -16,7 +16,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 )
 
-// asking returns an Access to an API server that answers so, and what it was last asked.
+// asking returns an Access to a fake API server with this answer, and the server's last request.
 func asking(t *testing.T, status int, body string) (Access, *string) {
 	t.Helper()
 	asked := ""

@@ -13,8 +13,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
-// What would fail at the first request, and look like a failure of the network, is found before it.
-// The error names the file, and quotes no secret.
+// An invalid credential is found before the first request, where it would look like a failure of
+// the network. The error names the file, and quotes no secret.
 func TestBootstrapCredentialIsChecked(t *testing.T) {
 	const server = "https://10.0.0.1:6443"
 	good := onServer(server, newCA(t))
@@ -54,8 +54,8 @@ func TestBootstrapCredentialIsChecked(t *testing.T) {
 	}
 }
 
-// A proxy in the environment that cannot be used is not taken for a failure of the network, nor is
-// its password shown. Go reads the environment once, so each case is a process of its own.
+// An invalid proxy in the environment is not reported as a failure of the network, and its password
+// is not shown. Go reads the environment once, so each case runs in a process of its own.
 func TestProxyInTheEnvironment(t *testing.T) {
 	const child = "TEST_PROXY_CHILD"
 	if os.Getenv(child) != "" {
@@ -94,8 +94,8 @@ func TestProxyInTheEnvironment(t *testing.T) {
 	}
 }
 
-// A credential that is not used is not looked at: of a file for another cluster, and where only the
-// cluster of the file is needed.
+// An unused credential is not checked: in a file for another cluster, and if only the file's
+// cluster is needed.
 func TestUnusedCredentialIsNotChecked(t *testing.T) {
 	here, there := newCA(t), newCA(t)
 	dir := cache.At(t.TempDir())

@@ -28,7 +28,7 @@ import (
 // hunter is a secret that must not be in any error.
 const hunter = "hunter2hunter2"
 
-// kubeconfig returns one with those lines in its cluster and its user.
+// kubeconfig returns a kubeconfig with those lines in its cluster and its user.
 func kubeconfig(cluster, user string) string {
 	indent := func(lines string) string {
 		return "    " + strings.ReplaceAll(strings.TrimSpace(lines), "\n", "\n    ") + "\n"
@@ -243,8 +243,8 @@ func TestReadBootstrapRefusesFilesOfOthers(t *testing.T) {
 	}
 }
 
-// A credential is shown to the kubelet's cluster alone. A bootstrap kubeconfig of another one is
-// passed over, as a join to this cluster leaves the copy of the one before.
+// A credential is sent only to the kubelet's cluster. A bootstrap kubeconfig of another cluster is
+// skipped: after a join to this cluster, the copy for the former cluster is still there.
 func TestForeignBootstrapIsPassedOver(t *testing.T) {
 	here, there := newCA(t), newCA(t)
 	dir := cache.At(t.TempDir())
@@ -263,7 +263,7 @@ func TestForeignBootstrapIsPassedOver(t *testing.T) {
 	}
 }
 
-// The node's certificate asks for the next one unless one thing is in its way.
+// The node's certificate requests the next one, unless one of these conditions prevents it.
 func TestWhyBootstrap(t *testing.T) {
 	here, there := cache.Origin{Server: "https://here"}, cache.Origin{Server: "https://there"}
 	for want, c := range map[string]struct {

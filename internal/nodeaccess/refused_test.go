@@ -9,7 +9,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 )
 
-// A machine that is refused on purpose gets no advice to widen its rights.
+// The hint for a suspended or revoked machine does not advise to grant rights.
 func TestRefusedRemedy(t *testing.T) {
 	const policy = "certificatesigningrequests.certificates.k8s.io \"x\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'p' denied request: "
 	for message, want := range map[string]string{

@@ -159,7 +159,7 @@ func resolve(path string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := judge(at, root, true); err != nil {
+	if err := checkEntry(at, root, true); err != nil {
 		return "", err
 	}
 	for len(left) > 0 {
@@ -175,7 +175,7 @@ func resolve(path string) (string, error) {
 			return "", bare(next, err)
 		}
 		if info.Mode()&fs.ModeSymlink == 0 {
-			if err := judge(next, info, len(left) > 0); err != nil {
+			if err := checkEntry(next, info, len(left) > 0); err != nil {
 				return "", err
 			}
 			at = next
@@ -200,9 +200,9 @@ func resolve(path string) (string, error) {
 	return at, nil
 }
 
-// judge returns an *Error if an entry of the path cannot be trusted. folder says that the path
+// checkEntry returns an *Error if an entry of the path cannot be trusted. folder says that the path
 // continues below the entry.
-func judge(path string, info fs.FileInfo, folder bool) error {
+func checkEntry(path string, info fs.FileInfo, folder bool) error {
 	if folder && info.Mode()&fs.ModeSticky != 0 && OwnedByUs(info) {
 		return nil
 	}

@@ -39,9 +39,9 @@ func ParseKubeconfig(kubeconfig []byte) (*clientcmdapi.Config, error) {
 		case linkLocal(server.Hostname()):
 			return nil, errors.New("the kubeconfig names a server with a link-local address, where platforms serve metadata")
 		case cluster.ProxyURL != "":
-			return nil, errors.New("the kubeconfig wants a way of its own: proxy-url; the environment can name a proxy")
+			return nil, errors.New("the kubeconfig names a proxy: proxy-url; set the proxy in the environment of the controller instead")
 		case cluster.InsecureSkipTLSVerify:
-			return nil, errors.New("the kubeconfig does not want the server verified: insecure-skip-tls-verify")
+			return nil, errors.New("the kubeconfig disables the check of the server's certificate: insecure-skip-tls-verify")
 		}
 		cluster.DisableCompression = true // a small answer could expand to a huge one
 	}

@@ -31,7 +31,7 @@ const (
 )
 
 // Request is the content of spec.request. Everything in it was written by the requester: nothing is
-// to be trusted before a verifier has judged it.
+// to be trusted before a verifier has verified it.
 type Request struct {
 	// PKCS10 is the certification request in DER (RFC 2986).
 	PKCS10 []byte
@@ -89,7 +89,7 @@ func Parse(data []byte) (Request, error) {
 			return Request{}, &FormatError{Block: want, Reason: "missing"}
 		}
 		if block.Type != want {
-			return Request{}, &FormatError{Block: want, Reason: "another block stands in its place"}
+			return Request{}, &FormatError{Block: want, Reason: "another block is in its place"}
 		}
 		contents[i] = block.Bytes
 	}

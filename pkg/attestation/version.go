@@ -43,7 +43,7 @@ func (v Versions) Check() error {
 	for _, version := range v {
 		provider, number := version.split()
 		if number == 0 || provider != of || number >= last {
-			return errors.New("a list of versions has those of one provider, the newest first, each once")
+			return errors.New("a list of versions must have those of one provider, the newest first, each once")
 		}
 		last = number
 	}

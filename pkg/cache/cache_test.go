@@ -287,8 +287,8 @@ func TestDirectoryThatOthersCanWriteIsRefused(t *testing.T) {
 	}
 }
 
-// A directory that is there is left as it is, whosever mistake it was to name it: closing /run
-// would take the machine down.
+// An existing directory is not changed, even if it was named by mistake: a changed mode of /run
+// would break the machine.
 func TestCreateChangesNoMode(t *testing.T) {
 	path := t.TempDir()
 	if err := os.Chmod(path, 0o755); err != nil {
@@ -413,7 +413,7 @@ func TestRecordsOfTwoRounds(t *testing.T) {
 	proof := PendingRequest{Name: "node-csr-b", Request: []byte("proof"), FiledAt: noon.Add(time.Second)}
 	one := func(requests ...PendingRequest) *Pending {
 		return &Pending{
-			Version: recordVersion, Provider: "tpm", NodeName: "a", SignerName: "x.y/z", Cluster: Origin{Server: "https://a"}, Key: []byte("k"),
+			Version: fileVersion, Provider: "tpm", NodeName: "a", SignerName: "x.y/z", Cluster: Origin{Server: "https://a"}, Key: []byte("k"),
 			AttestationVersion: "tpm/v1", Remember: "ecc-p256", Requests: requests,
 		}
 	}
@@ -433,7 +433,7 @@ func TestRecordsOfTwoRounds(t *testing.T) {
 			t.Error("Last returns a copy")
 		}
 	}
-	state := &State{Version: recordVersion, Remembered: map[string]string{"tpm": "ecc-p256"}}
+	state := &State{Version: fileVersion, Remembered: map[string]string{"tpm": "ecc-p256"}}
 	if err := lock.SetState(state); err != nil {
 		t.Fatal(err)
 	}
@@ -469,7 +469,7 @@ func TestPendingFileOfTheEarlierFormatIsRead(t *testing.T) {
 	}
 }
 
-// Each of the requests has to be whole: a worker would file it, or prove with it.
+// Each request must be complete: a worker files it, or makes a proof for it.
 func TestPendingFileWithHalfARequestIsDamaged(t *testing.T) {
 	const hello, proof = `{"name":"a","hello":true,"request":"AA=="}`, `{"name":"b","request":"AA=="}`
 	for name, c := range map[string]struct {
@@ -496,7 +496,7 @@ func TestPendingFileWithHalfARequestIsDamaged(t *testing.T) {
 	}
 }
 
-// Two requests as large as they may be, twice base64, still make a file that is read again.
+// A file with two requests of the maximum size, in base64 twice, can be read again.
 func TestLargestRecordIsReadBack(t *testing.T) {
 	d, lock := lockedDir(t)
 	large := bytes.Repeat([]byte("x"), 128<<10) // attestation.MaxRequestSize
@@ -524,7 +524,7 @@ func TestCleanRemovesTemporariesOnly(t *testing.T) {
 	}
 }
 
-// Without the lock, what another process may be writing stays.
+// Without the lock, a file that another process may be writing stays.
 func TestCleanFileLeavesWhatIsUnderWay(t *testing.T) {
 	d := At(t.TempDir())
 	for name, age := range map[string]time.Duration{"1": 0, "2": underWay / 2, "3": underWay + time.Second, "4": -2 * underWay} {
@@ -540,7 +540,7 @@ func TestCleanFileLeavesWhatIsUnderWay(t *testing.T) {
 	}
 }
 
-// What could not be read again is not written.
+// A file that is too large to be read again is not written.
 func TestOversizeIsNotWritten(t *testing.T) {
 	_, lock := lockedDir(t)
 	var write *WriteError
@@ -654,8 +654,7 @@ func FuzzParsePair(f *testing.F) {
 		if err != nil {
 			return
 		}
-		// What is printed is what was parsed: it can be written and read again, byte for
-		// byte.
+		// A parsed pair can be written and read again, byte for byte.
 		again, err := p.Marshal()
 		if err != nil {
 			t.Fatal(err)
@@ -681,7 +680,7 @@ func FuzzParseRecords(f *testing.F) {
 	})
 }
 
-// A run looks without the lock. It never misses a worker that names itself again.
+// A run reads the worker without the lock. It always sees a worker that names itself again.
 func TestWorkerIsNamedAgain(t *testing.T) {
 	d := At(t.TempDir())
 	lock, err := d.TryLock()

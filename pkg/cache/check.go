@@ -48,7 +48,7 @@ func CheckNodeCertificate(leaf *x509.Certificate, name string, now time.Time) er
 	case !clientAuth:
 		return &UnusableError{Problem: "it does not allow client authentication"}
 	case leaf.IsCA:
-		return &UnusableError{Problem: "it is a CA's"}
+		return &UnusableError{Problem: "it is a CA certificate"}
 	case !leaf.NotBefore.Before(leaf.NotAfter):
 		return &UnusableError{Problem: "it ends before it begins"}
 	case leaf.NotBefore.After(now.Add(maxClockLead)):
@@ -84,7 +84,7 @@ func checkSubject(leaf *x509.Certificate, name string) error {
 		return &UnusableError{Problem: fmt.Sprintf("its organization is not %s alone", nodesGroup)}
 	}
 	if len(names) != 1 || len(names[0]) <= len(nodePrefix) || names[0][:len(nodePrefix)] != nodePrefix {
-		return &UnusableError{Problem: "its common name is not one node's"}
+		return &UnusableError{Problem: "its common name is not that of a node"}
 	}
 	if got := names[0][len(nodePrefix):]; name != "" && got != name {
 		return &UnusableError{Problem: fmt.Sprintf("it is for node %.253q, not for %q", got, name)}

@@ -83,7 +83,7 @@ func (l *Lock) Unlock() { _ = l.flock.Close() }
 // Clean removes what a crash in the middle of a write left behind.
 func (l *Lock) Clean() { l.dir.clean("*", 0) }
 
-// NameWorker records which process is the worker. The zero ID means that there is no worker yet.
+// NameWorker writes which process is the worker. The zero ID means that there is no worker yet.
 // Readers take no lock. The file is emptied only for the zero ID. So a reader never finds it empty
 // while the same worker is named again.
 func (l *Lock) NameWorker(id process.ID) error {

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// Reset takes what this program could have written, by name, kind and owner, and nothing else.
+// Reset removes files that this program could have written, by name, kind and owner, and no others.
 func TestReset(t *testing.T) {
 	d := At(filepath.Join(t.TempDir(), "certs"))
 	lock, err := d.TryLock()
@@ -67,7 +67,7 @@ func TestReset(t *testing.T) {
 	}
 }
 
-// What cannot be told to be a copy is the operator's.
+// A file that is not recognised as a copy belongs to the operator.
 func TestResetLeavesAnOperatorsBootstrapKubeconfig(t *testing.T) {
 	for name, c := range map[string]struct {
 		content []byte

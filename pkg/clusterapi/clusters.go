@@ -81,7 +81,7 @@ func (c *clusterReconciler) watch(mgr manager.Manager) error {
 		WatchesRawSource(c.connections.GetClusterSource(controller.Name, itself)).
 		WithOptions(runtimecontroller.Options{
 			MaxConcurrentReconciles: maxConcurrentPlans,
-			UsePriorityQueue:        new(false), // as in pkg/controller/bindings.go
+			UsePriorityQueue:        new(false), // as in pkg/controller/bindings
 			// The cause of a failure may be fixed in a Secret, for which there is no event. So the
 			// back-off stays short.
 			RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[ctrl.Request](50*time.Millisecond, planRetry),
@@ -205,7 +205,7 @@ func (c *clusterReconciler) ensureEngine(key types.NamespacedName, p *enginePlan
 		if !old.stop() {
 			return errNotEnded
 		}
-		log.Info("no longer served as it was")
+		log.Info("the cluster's configuration changed: stopping its engine")
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

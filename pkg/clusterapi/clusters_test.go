@@ -63,7 +63,7 @@ func (noPlatform) EndorsementKeys(context.Context, []PlatformMachine) (map[Platf
 	return nil, nil
 }
 
-// A platform that is asked for and not there, or the other way about, is an error at the start.
+// It is an error at the start if ekSources has Platform without a platform, or the reverse.
 func TestPlatformsAreAskedFor(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -74,7 +74,7 @@ func TestPlatformsAreAskedFor(t *testing.T) {
 		"none":              {"Annotation", nil, ""},
 		"one":               {"Annotation, Platform", noPlatform{}, ""},
 		"not in this one":   {"Platform", nil, "knows no platform"},
-		"one that is idle":  {"Annotation", noPlatform{}, "lacks Platform"},
+		"one that is idle":  {"Annotation", noPlatform{}, "must have Platform"},
 		"nothing but trust": {"Platform", noPlatform{}, ""},
 	} {
 		err := Management{Trust: c.trust}.Check(settingsOf(t, "ekSources: ["+c.sources+"]"))
@@ -209,7 +209,7 @@ func TestForbiddenAddresses(t *testing.T) {
 	}
 }
 
-// An engine is replaced if anything that it was made of changes.
+// An engine is replaced if a part of its plan changes.
 func TestPlansDiffer(t *testing.T) {
 	t.Parallel()
 	connection := &rest.Config{}
@@ -250,7 +250,7 @@ func (c connected) GetUncachedClient(context.Context, client.ObjectKey) (client.
 	return c.workload, nil
 }
 
-// The engine's machines have the addresses that the operator says the platform vouches for.
+// The engine's machines have the types of addresses that the operator configured.
 func TestServingAddressesAreTheOperators(t *testing.T) {
 	t.Parallel()
 	settings := settingsOf(t, "ekSources: [Annotation], servingAddresses: [ExternalIP, InternalDNS]}\nserving: {signers: [kubernetes.io/kubelet-serving], forbiddenAddresses: [a.example.com]")

@@ -166,7 +166,7 @@ type infraKind struct {
 	namespace string
 }
 
-var errInfraKinds = fmt.Errorf("the Machines of the namespace refer to more than %d kinds, and the first of them count", maxInfraKinds)
+var errInfraKinds = fmt.Errorf("the Machines of the namespace refer to more than %d kinds: only the first ones are read", maxInfraKinds)
 
 // kindEKs are the annotations of the InfraMachines of a kind, by name, or why they are not known.
 type kindEKs struct {
@@ -229,7 +229,7 @@ func (i *infraAnnotations) read(ctx context.Context, kind infraKind, now time.Ti
 // any kind in it, so only the first few kinds of a namespace are read.
 func (i *infraAnnotations) listOf(kind infraKind, now time.Time) (*infraList, error) {
 	if kind.Group != infraGroup {
-		return nil, fmt.Errorf("is no kind of InfraMachines: those are of the group %s", infraGroup)
+		return nil, fmt.Errorf("is no kind of InfraMachine: its group is not %s", infraGroup)
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -257,7 +257,7 @@ func (i *infraAnnotations) list(ctx context.Context, kind infraKind) (map[string
 		return nil, err
 	}
 	if mapping.Scope.Name() != meta.RESTScopeNameNamespace {
-		return nil, errors.New("is no kind of InfraMachines: it has no namespace")
+		return nil, errors.New("is no kind of InfraMachine: it has no namespace")
 	}
 	names := map[string]ekAnnotation{}
 	list := &metav1.PartialObjectMetadataList{}

@@ -193,7 +193,7 @@ func TestAnnotations(t *testing.T) {
 	}
 }
 
-// One problem among many machines is not all that is said, and many are not said all.
+// Problems of several machines are all named, up to a limit.
 func TestProblemsAreBounded(t *testing.T) {
 	cache := newStore(t)
 	for i := range 1000 {
@@ -226,7 +226,7 @@ func TestInfraMachinesAreListedOnceASecond(t *testing.T) {
 		var wait sync.WaitGroup
 		for i, s := range clusters {
 			wait.Go(func() {
-				// Who waits for a list began a little earlier or later.
+				// The concurrent calls have slightly different times.
 				machines, err := s.Machines(ctx, now.Add(time.Duration(i-10)*time.Millisecond))
 				if err != nil || len(machines) != 1 || ekList(machines[0]) != "Annotation a" {
 					t.Errorf("got %+v, %v", machines, err)
@@ -255,7 +255,7 @@ func TestInfraMachinesThatCannotBeListed(t *testing.T) {
 		Cluster: blue, Annotations: true, Infra: newInfraAnnotations(reader, mapper()),
 	})
 	got := read(t, s, start)
-	// Its own annotation counts, but without one it could have another.
+	// A Machine's own annotation counts. Without it, the InfraMachine might have one.
 	if ekList(got["m"]) != "Annotation c" || !got["m"].Created.IsZero() {
 		t.Errorf("got %+v", got["m"])
 	}
@@ -273,7 +273,7 @@ func TestInfraMachinesThatCannotBeListed(t *testing.T) {
 		t.Errorf("got %+v", got["m"])
 	}
 	problem(t, s.Problem())
-	// What was known is not used on when it cannot be read.
+	// The last known value is not used while the kind cannot be read.
 	reader.fail = forbidden
 	if got := read(t, s, start.Add(time.Minute)); ekList(got["bare"]) != "" || !got["bare"].Created.IsZero() {
 		t.Errorf("got %+v", got["m"])
@@ -328,7 +328,7 @@ func TestManyInfraKinds(t *testing.T) {
 		t.Errorf("got %+v and %+v", got["honest"], got["a299"])
 	}
 	problem(t, s.Problem(), "InfraMachines: the Machines of the namespace refer to more than 8 kinds", "infrastructure Kind", "and 3 more")
-	// They do not count for another namespace, and not once they are gone.
+	// The kinds do not count for another namespace, nor after the Machines are deleted.
 	red := types.NamespacedName{Namespace: "another", Name: "red"}
 	elsewhere := machine("m", func(m *clusterv1.Machine) { m.Namespace, m.Spec.ClusterName = red.Namespace, red.Name })
 	other := newMachineSource(machineSourceConfig{Reader: newStore(t, elsewhere), Cluster: red, Annotations: true, Infra: s.Infra})
@@ -355,7 +355,7 @@ func TestInfraPages(t *testing.T) {
 	}
 }
 
-// A kind that does not answer is waited for once, by all, and then left alone for a while.
+// All calls share one wait for a kind that does not answer. Then there is a back-off.
 func TestInfraThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reader := &infraReader{hang: true}
@@ -381,7 +381,7 @@ func TestInfraThatHangs(t *testing.T) {
 			t.Errorf("tried again at once")
 		}
 
-		// The end of one who asks is not the end of the kind.
+		// The end of a caller's context is no error of the kind.
 		reader.hang = false
 		time.Sleep(time.Minute)
 		ended, end := context.WithCancel(t.Context())
@@ -424,8 +424,8 @@ func writeInventory(t testing.TB, path, fields string) {
 	}
 }
 
-// Parts that contradict each other about a machine make it disputed, and of one that is not known
-// yet any machine may be.
+// If parts contradict each other about a machine, the machine is disputed. A part that was not read
+// yet may have any machine.
 func TestInventoryOfParts(t *testing.T) {
 	dir := t.TempDir()
 	paths := []string{filepath.Join(dir, "a"), filepath.Join(dir, "b")}
@@ -461,7 +461,7 @@ func TestInventoryOfParts(t *testing.T) {
 func TestInventoryChanges(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "inventory.yaml")
 	s := newMachineSource(machineSourceConfig{Reader: newStore(t, machine("m")), Cluster: blue, Inventory: sources.NewInventory(path, 0)})
-	// There has been none: nobody can tell which EKs the machine has.
+	// The inventory was never read, so the machine's EKs are not known.
 	if got := read(t, s, start)["m"]; ekList(got) != "" || !got.Created.IsZero() {
 		t.Errorf("got %+v", got)
 	}
@@ -480,7 +480,7 @@ func TestInventoryChanges(t *testing.T) {
 	if got := read(t, s, start.Add(3*time.Second))["m"]; ekList(got) != "" || got.Created.IsZero() {
 		t.Errorf("got %+v", got)
 	}
-	// An entry without a provider ID belongs to no machine, also not to one without a provider ID.
+	// An entry without a provider ID belongs to no machine, not even to one without a provider ID.
 	writeInventory(t, path, "machines: [{nodeName: n, eks: [{fingerprint: "+ek("a")+"}]}]")
 	s.Reader = newStore(t, machine("m", func(m *clusterv1.Machine) { m.UID, m.Spec.ProviderID = "another", "" }))
 	if got := read(t, s, start.Add(4*time.Second))["m"]; ekList(got) != "" || got.ProviderID != "" {

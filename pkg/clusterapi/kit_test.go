@@ -35,7 +35,7 @@ var (
 // ek returns the fingerprint made of one digit.
 func ek(digit string) string { return strings.Repeat(digit, 64) }
 
-// store is a cache whose reads are not copies: what is read must not be changed.
+// store is a cache whose reads are not copies: callers must not change the objects.
 type store struct {
 	t       testing.TB
 	objects map[string]client.Object
@@ -99,7 +99,7 @@ func (s *store) List(_ context.Context, list client.ObjectList, opts ...client.L
 
 var infraKindOf = schema.GroupKind{Group: "infrastructure.cluster.x-k8s.io", Kind: "MetalMachine"}
 
-// machine returns a Machine that is ready in every respect.
+// machine returns a Machine that is ready.
 func machine(name string, change ...func(*clusterv1.Machine)) *clusterv1.Machine {
 	m := &clusterv1.Machine{
 		ObjectMeta: metav1.ObjectMeta{
@@ -146,7 +146,7 @@ func anyAddress() []clusterv1.MachineAddressType {
 	}
 }
 
-// pool returns a MachinePool that is ready in every respect.
+// pool returns a MachinePool that is ready.
 func pool(name string, providerIDs ...string) *clusterv1.MachinePool {
 	return &clusterv1.MachinePool{
 		ObjectMeta: metav1.ObjectMeta{

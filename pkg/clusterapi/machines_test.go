@@ -66,7 +66,7 @@ func TestMachine(t *testing.T) {
 			func(m *verifier.Machine) { m.Ready = false },
 		},
 		"paused": {
-			// there is enough
+			// one source of each value is enough
 			func(m *clusterv1.Machine) { m.Annotations = map[string]string{clusterv1.PausedAnnotation: "false"} },
 			func(m *verifier.Machine) { m.Ready = false },
 		},
@@ -75,8 +75,8 @@ func TestMachine(t *testing.T) {
 			func(m *verifier.Machine) { m.Deleted = start.Add(time.Hour) },
 		},
 		"EK annotation that does not count": {annotated(ek("a")), func(*verifier.Machine) {}},
-		// A node writes its Node, and Cluster API copies: of that nothing but the name of the Node
-		// is read.
+		// A node writes its Node, and Cluster API copies some fields into the Machine. Of these,
+		// only the name of the Node is read.
 		"nodeRef that points elsewhere": {
 			func(m *clusterv1.Machine) {
 				m.Status.NodeRef.Name = "control-plane-0"
@@ -136,8 +136,8 @@ func TestMachine(t *testing.T) {
 	}
 }
 
-// What a guest reports is no authority: of the addresses only those of the types named are served
-// under. Names are another matter.
+// A guest's own report is not trusted: only addresses of the configured types count for serving
+// certificates. Node names have their own setting.
 func TestServingAddresses(t *testing.T) {
 	type types = []clusterv1.MachineAddressType
 	all := []string{
@@ -191,7 +191,7 @@ func TestMachinesOfOneCluster(t *testing.T) {
 	}
 }
 
-// Nobody can tell which of the two is meant: both have the EK, which the rules refuse.
+// Two machines have the same EK: both get it, and the rules refuse both.
 func TestSameProviderID(t *testing.T) {
 	twin := machine("twin", func(m *clusterv1.Machine) { m.Spec.ProviderID = "metal://m" })
 	s := newMachineSource(machineSourceConfig{
@@ -217,12 +217,12 @@ func TestChanges(t *testing.T) {
 	if got := read(t, s, start.Add(readInterval)); len(got) != 2 || ekList(got["m"]) != "Annotation a" {
 		t.Errorf("what changed is not seen: %+v", got)
 	}
-	// A clock that is put back keeps nothing from being read.
+	// A clock that was set back does not prevent a read.
 	cache.put(machine("m", annotated(ek("b"))))
 	if got := read(t, s, start.Add(-time.Hour)); ekList(got["m"]) != "Annotation b" {
 		t.Errorf("what changed is not seen: %+v", got)
 	}
-	// One of the same name is another machine.
+	// A new object of the same name is another machine.
 	cache.put(machine("m", func(m *clusterv1.Machine) { m.UID = "new" }))
 	if got := read(t, s, start.Add(time.Hour)); got["m"].Ref.UID != "new" || ekList(got["m"]) != "" {
 		t.Errorf("the new machine is not seen: %+v", got)
@@ -234,7 +234,7 @@ func TestChanges(t *testing.T) {
 	}
 }
 
-// What one caller gets is not what another gets.
+// Each caller gets a copy of its own.
 func TestCallersShareNoList(t *testing.T) {
 	s := newMachineSource(machineSourceConfig{Reader: newStore(t, machine("m")), Cluster: blue})
 	for range 2 {
@@ -246,7 +246,7 @@ func TestCallersShareNoList(t *testing.T) {
 	}
 }
 
-// A move, or a restore, makes old Machines again, without their nodeRefs. Those are no new
+// A move or a restore creates old Machines again, without their nodeRefs. They do not count as new
 // machines.
 func TestMovedMachines(t *testing.T) {
 	aged := func(name string, age time.Duration) client.Object {

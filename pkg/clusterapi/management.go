@@ -75,9 +75,9 @@ func (Management) Scheme() (*runtime.Scheme, error) {
 func (m Management) Check(settings *config.Settings) error {
 	switch asked := slices.Contains(settings.Config().ClusterAPI.EKSources, verifier.EKPlatform); {
 	case asked && m.Trust == nil:
-		return errors.New("clusterAPI.ekSources: Platform is for an infrastructure provider's own binary, and this one knows no platform")
+		return errors.New("clusterAPI.ekSources: Platform needs the binary of an infrastructure provider, and this one knows no platform")
 	case !asked && m.Trust != nil:
-		return errors.New("clusterAPI.ekSources: lacks Platform, which this binary is for")
+		return errors.New("clusterAPI.ekSources: must have Platform, because this binary supports a platform")
 	}
 	return nil
 }

@@ -169,7 +169,7 @@ func (p *platformPoller) Problem(cluster types.NamespacedName) error {
 	case c == nil:
 		return nil
 	case c.calling && time.Since(c.called) > platformTimeout+platformGrace:
-		return fmt.Errorf("platform: a call made at %s does not end", c.called.UTC().Format(time.RFC3339))
+		return fmt.Errorf("platform: a call that began at %s has not ended", c.called.UTC().Format(time.RFC3339))
 	}
 	return c.problem
 }

@@ -71,7 +71,7 @@ func (p *platform) set(change func()) {
 	change()
 }
 
-// calls returns whom each call since the last look was about.
+// calls returns the machines of each call since the last look.
 func (p *platform) calls() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -109,7 +109,7 @@ func withPlatform(t *testing.T, test func(*testing.T, *platform, *store, *machin
 	})
 }
 
-// look returns the EKs of one machine, once everything has settled that needs no time.
+// look returns the EKs of one machine, after all goroutines have blocked.
 func look(t *testing.T, s *machineSource, name string) string {
 	t.Helper()
 	read(t, s, time.Now())
@@ -129,7 +129,7 @@ func TestPlatform(t *testing.T) {
 		cache.put(machine("m"))
 		cache.put(machine("early", func(m *clusterv1.Machine) { m.Spec.ProviderID = "" }))
 		if first := read(t, s, time.Now())["m"]; ekList(first) != "" || !first.Created.IsZero() {
-			// nobody waits, and nobody is trusted before there is an answer
+			// no call waits, and no machine is trusted before there is an answer
 			t.Errorf("got %+v", first)
 		}
 		if got := look(t, s, "m"); got != "Platform a, Platform b" {
@@ -149,8 +149,8 @@ func TestPlatform(t *testing.T) {
 			t.Errorf("asked about %+v", trust.last)
 		}
 
-		// One that is new is asked about at once, and alone; one that the platform does not know is
-		// asked about again when all are.
+		// The platform is asked about a new machine at once, and only about that one. It is asked
+		// about an unknown machine again with all others.
 		cache.put(machine("x"))
 		if got := look(t, s, "x"); got != "" {
 			t.Errorf("got %s", got)
@@ -171,7 +171,7 @@ func TestPlatform(t *testing.T) {
 	})
 }
 
-// A question with another provider ID, or about another object, is another one.
+// A machine with another provider ID, or with another object, is another one.
 func TestPlatformAnswersStayWithTheirMachine(t *testing.T) {
 	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *machineSource) {
 		trust.set(func() { trust.answers["metal://m"] = answer("a") })
@@ -189,7 +189,7 @@ func TestPlatformAnswersStayWithTheirMachine(t *testing.T) {
 				t.Errorf("%s: got %s", what, got)
 			}
 		}
-		// And it is forgotten.
+		// The old answer is dropped.
 		cache.put(machine("m"))
 		if got := look(t, s, "m"); got != "" {
 			t.Errorf("got %s", got)
@@ -205,7 +205,7 @@ func TestPlatformFails(t *testing.T) {
 		look(t, s, "m")
 		trust.calls()
 
-		// With an error what there is counts, and of the others the last answer stays.
+		// With an error, the returned answers count, and other machines keep their last answers.
 		trust.set(func() {
 			trust.fail = fmt.Errorf("vcenter\n%s", strings.Repeat("x", 1<<20))
 			delete(trust.answers, "metal://m")
@@ -227,7 +227,7 @@ func TestPlatformFails(t *testing.T) {
 			t.Errorf("one that failed is asked again before its time, about %q", got)
 		}
 
-		// Without an error it does not.
+		// Without an error, a machine without an answer loses its last answer.
 		trust.set(func() { trust.fail = nil })
 		time.Sleep(30 * time.Second)
 		if m, x := look(t, s, "m"), look(t, s, "x"); m != "" || x != "Platform c" {
@@ -265,7 +265,8 @@ func TestPlatformAnswersThatAreNone(t *testing.T) {
 	})
 }
 
-// Nobody waits for a platform, and one Cluster's does not wait for another's.
+// Decisions do not wait for a platform, and calls for one Cluster do not wait for another
+// Cluster's.
 func TestSlowPlatform(t *testing.T) {
 	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *machineSource) {
 		trust.set(func() { trust.slow = time.Hour })
@@ -308,14 +309,14 @@ func TestSlowPlatform(t *testing.T) {
 	})
 }
 
-// A platform that does not end when it should is not called a second time, which is said.
+// A platform whose call does not end in time is not called again, and Problem says so.
 func TestDeafPlatform(t *testing.T) {
 	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *machineSource) {
 		trust.set(func() { trust.slow, trust.deaf = 5*time.Minute, true })
 		cache.put(machine("m"))
 		read(t, s, time.Now())
 		time.Sleep(time.Minute)
-		problem(t, s.Problem(), "platform: a call made at 2000-01-01T00:00:10Z does not end")
+		problem(t, s.Problem(), "platform: a call that began at 2000-01-01T00:00:10Z has not ended")
 		if got := trust.calls(); got != "m" {
 			t.Errorf("asked about %q", got)
 		}
@@ -328,7 +329,7 @@ func TestDeafPlatform(t *testing.T) {
 	})
 }
 
-// Many new machines one after another are not as many calls.
+// Several new machines share a call.
 func TestPlatformPace(t *testing.T) {
 	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *machineSource) {
 		for i := range 100 {
@@ -350,8 +351,8 @@ func TestPlatformPace(t *testing.T) {
 	})
 }
 
-// Only machines that there were last are asked about, and those of a Cluster that nobody asks for
-// any more are not at all.
+// The platform is asked only about the latest machines of a Cluster. It is not asked about a
+// Cluster that is no longer used.
 func TestPlatformForgets(t *testing.T) {
 	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *machineSource) {
 		trust.set(func() { trust.answers["metal://m"] = answer("a") })
@@ -383,7 +384,7 @@ func TestPlatformForgets(t *testing.T) {
 	})
 }
 
-// The answer about a machine that went in the meantime is dropped.
+// The answer about a machine that was deleted meanwhile is dropped.
 func TestPlatformAnswersLate(t *testing.T) {
 	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *machineSource) {
 		trust.set(func() { trust.answers["metal://m"], trust.slow = answer("a"), 5*time.Second })
@@ -429,7 +430,7 @@ func TestPlatformOfInstances(t *testing.T) {
 				fmt.Sprint(first.Addresses) != "{[i-1 i-1.example.org] [10.0.0.1]}" || !first.Created.IsZero() {
 				t.Errorf("got %+v", first)
 			}
-			// A Machine has them from its status.
+			// A Machine has its addresses from its status.
 			if m := got["m"]; ekList(m) != "Platform a" || len(m.Names) != 1 || len(m.Addresses.IPs) != 0 {
 				t.Errorf("got %+v", m)
 			}

@@ -65,7 +65,7 @@ func TestPoolStates(t *testing.T) {
 	}
 }
 
-// An instance that has a Machine counts once, and as that.
+// An instance that has a Machine counts once, as the Machine.
 func TestPoolsWithMachines(t *testing.T) {
 	ofPool := func(m *clusterv1.Machine) {
 		m.OwnerReferences = []metav1.OwnerReference{{Kind: "MachinePool", Name: "p", UID: "uid-p"}}

@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	// recordGCInterval is how often the records of a cluster are checked.
+	// recordGCInterval is the time between two checks of the records of a cluster.
 	recordGCInterval = 5 * time.Minute
 	// instanceGracePeriod is how long an instance must be missing from its MachinePool's list
 	// before its record is deleted. Lists have been empty by mistake.
@@ -58,7 +58,7 @@ func (u *recordGC) Start(ctx context.Context) error {
 	defer ticker.Stop()
 	for {
 		if err := u.run(ctx); err != nil && ctx.Err() == nil {
-			u.log.Error(nil, "records cannot be looked after", "cause", err.Error())
+			u.log.Error(nil, "cannot check the records", "cause", err.Error())
 		}
 		select {
 		case <-ctx.Done():

@@ -42,7 +42,7 @@ func newRecordGC(t *testing.T, clock *time.Time, objects ...client.Object) (*rec
 	}, said
 }
 
-// A Machine that Cluster API ties to another Node than the one that attested is spoken of, once for
+// If a Machine's nodeRef is another Node than the one that attested, an Event reports it once for
 // each Node.
 func TestNodeRefsAreCompared(t *testing.T) {
 	t.Parallel()
@@ -73,8 +73,8 @@ func TestNodeRefsAreCompared(t *testing.T) {
 	}
 }
 
-// The record of an instance goes an hour after the instance has left its pool, and never since a
-// list was empty.
+// The record of an instance is deleted an hour after the instance has left its pool. An empty list
+// deletes no record.
 func TestRecordsOfInstancesGo(t *testing.T) {
 	t.Parallel()
 	pool := func(name string, ids ...string) *clusterv1.MachinePool {
@@ -119,7 +119,7 @@ func TestRecordsOfInstancesGo(t *testing.T) {
 			t.Errorf("after %s: %q", step.after, got)
 		}
 	}
-	// One that comes back in time was not gone.
+	// An instance that returns in time keeps its record.
 	emptied.Spec.ProviderIDList = []string{"z"}
 	if err := u.live.Update(t.Context(), emptied); err != nil {
 		t.Fatal(err)

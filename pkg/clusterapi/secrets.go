@@ -121,7 +121,7 @@ func uidFromRecords(ctx context.Context, live client.Reader, cluster *clusterv1.
 		case uid == "":
 			uid = is
 		case is != uid:
-			return "", fmt.Errorf("records of cluster %s: they do not agree on what the cluster is; set the annotation %s on the Secret %s",
+			return "", fmt.Errorf("records of cluster %s: they name different clusters; set the annotation %s on the Secret %s",
 				cluster.Name, annotationClusterUID, keySecret(client.ObjectKeyFromObject(cluster)))
 		}
 	}

@@ -19,7 +19,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 )
 
-// kubeconfig is one as Cluster API makes it, but for what is in its user and its cluster.
+// kubeconfig returns a kubeconfig like Cluster API's, with these fields in its user and its
+// cluster.
 func kubeconfig(user, cluster string) []byte {
 	return []byte(`apiVersion: v1
 kind: Config

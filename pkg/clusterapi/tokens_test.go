@@ -149,8 +149,8 @@ func (l *lacking) List(ctx context.Context, list client.ObjectList, opts ...clie
 	return l.Reader.List(ctx, list, opts...)
 }
 
-// With another bootstrap provider no tokens are known; that is no error, and nobody asks again and
-// again.
+// With another bootstrap provider, no tokens are known. That is no error, and the kind is looked up
+// only after a back-off.
 func TestNoKubeadmConfigs(t *testing.T) {
 	cache := &lacking{Reader: newStore(t, machine("m"), kubeadmConfig("m", "abcdef.")), lacks: true}
 	s := newMachineSource(machineSourceConfig{Reader: cache, Cluster: blue})

@@ -60,7 +60,7 @@ func denied(o *certificatesv1.CertificateSigningRequest) {
 	o.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{condition(certificatesv1.CertificateDenied, corev1.ConditionTrue, "No", "no")}
 }
 
-// api plays an API server. A call that has no answer, or another path or selector than it should,
+// api is a fake API server. A call that has no answer, or another path or selector than it should,
 // is an error of the test.
 type api struct {
 	create, get answers
@@ -73,7 +73,7 @@ type api struct {
 	wrong   []string
 }
 
-// answers are given in order; the last one is given ever after.
+// answers are given in order. The last one is repeated.
 type answers []func(w http.ResponseWriter, r *http.Request)
 
 func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -114,7 +114,7 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	answer[min(n, len(answer)-1)](w, r)
 }
 
-// made returns the calls there have been, and fails the test for those that should not have been.
+// made returns the calls so far, and fails the test for unexpected ones.
 func (a *api) made(t *testing.T) []string {
 	t.Helper()
 	a.mu.Lock()
@@ -318,8 +318,8 @@ func TestWaitSeesWhatBecomesOfTheRequest(t *testing.T) {
 	}
 }
 
-// A hello is waited for as a request is, but for what ends it: not a certificate, and not what
-// others did with its name.
+// Waiting for a hello ends with its challenge or a refusal. A certificate does not end it, nor does
+// another object of its name.
 func TestWaitForTheAnswerToAHello(t *testing.T) {
 	t.Parallel()
 	hello := func(uid types.UID, version string, changes ...func(*certificatesv1.CertificateSigningRequest)) *certificatesv1.CertificateSigningRequest {
@@ -520,7 +520,7 @@ func TestOverloadedServerIsCalledOnce(t *testing.T) {
 	}
 }
 
-// A server that answers with other errors is asked ever more seldom.
+// After other errors, the pauses between calls grow.
 func TestWaitPausesLongerEachTime(t *testing.T) {
 	t.Parallel()
 	server := &api{watch: answers{broken}, list: answers{broken}}
@@ -579,7 +579,7 @@ func TestHostileTextInTheNodesLog(t *testing.T) {
 	}
 }
 
-// A watch is asked for as long as there is time.
+// The timeout of a watch is the remaining time.
 func TestWatchLastsAsLongAsItsContext(t *testing.T) {
 	t.Parallel()
 	for _, left := range []time.Duration{time.Minute, time.Hour} {
@@ -720,7 +720,7 @@ func TestGetTakesOnlyOurs(t *testing.T) {
 	}
 }
 
-// A credential that may only create, get and watch still sees what becomes of its request.
+// A credential that may only create, get and watch still sees the decision on its request.
 func TestWaitGetsWhereItMayNotList(t *testing.T) {
 	t.Parallel()
 	server := &api{watch: answers{watched()}, list: answers{forbidden}, get: answers{show(object("ours", "11", issued))}}
@@ -753,7 +753,7 @@ func TestCredentialIsNotShownToWhereARedirectLeads(t *testing.T) {
 	}
 }
 
-// An answer without end ends.
+// An endless answer is cut off.
 func TestAnswersAreBounded(t *testing.T) {
 	t.Parallel()
 	front := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

@@ -128,7 +128,7 @@ func TestClassifyHello(t *testing.T) {
 			if got := ClassifyHello(object); !reflect.DeepEqual(got, c.want) {
 				t.Errorf("got %.300v, want %.300v", got, c.want)
 			}
-			// A proof's annotations say nothing.
+			// Annotations of a proof do not count.
 			object.Status = certificatesv1.CertificateSigningRequestStatus{}
 			if got := Classify(object); !reflect.DeepEqual(got, Decision{Outcome: Pending}) {
 				t.Errorf("a proof is %.300v", got)
@@ -137,7 +137,7 @@ func TestClassifyHello(t *testing.T) {
 	}
 }
 
-// What an approver wrote ends up in a root shell's terminal and in logs.
+// An approver's text is shown in a root shell's terminal and in logs.
 func TestTextOfAPeerIsMadeHarmless(t *testing.T) {
 	for name, text := range map[string]string{
 		"escape sequence":    "\x1b]0;owned\x07\x1b[2J\x1b[31mred",

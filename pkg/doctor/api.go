@@ -46,10 +46,9 @@ func (a *access) call(ctx context.Context, method, path string, query url.Values
 	return a.Call(ctx, method, path, query, body, maxList)
 }
 
-// served is the answer of one server that was asked without a credential.
-type served struct {
+// probeResult is the answer of one server to a request without a credential.
+type probeResult struct {
 	server, source string
-	header         http.Header
 	// ahead is how far this machine's clock is ahead of the server's. dated is set if the
 	// server sent its time.
 	ahead time.Duration
@@ -57,56 +56,55 @@ type served struct {
 	err   error
 }
 
-// askServers asks each server that the plugin would talk to.
-func (e *examination) askServers() []served {
-	var all []served
+// probeServers probes each server that the plugin would talk to.
+func (e *examination) probeServers() []probeResult {
+	var all []probeResult
 	own, ownErr := e.own()
 	bootstrap, bootstrapErr := e.bootstrap()
 	if ownErr == nil {
-		all = append(all, e.ask(own.Cluster, own.Source))
+		all = append(all, e.probe(own.Cluster, own.Source))
 	}
 	needed := e.usable() == nil || !e.renews()
 	if bootstrapErr == nil && (ownErr != nil || needed && bootstrap.Cluster.Server != own.Cluster.Server) {
-		all = append(all, e.ask(bootstrap.Cluster, bootstrap.Source))
+		all = append(all, e.probe(bootstrap.Cluster, bootstrap.Source))
 	}
 	if asked := e.asked(); len(all) == 0 && asked != nil {
 		// There is no credential yet, but the cluster is known.
-		all = append(all, e.ask(*asked, e.conf().Path))
+		all = append(all, e.probe(*asked, e.conf().Path))
 	}
 	return all
 }
 
-// ask shows no credential: whether that is accepted is for other checks. Any answer over a verified
-// connection counts.
-func (e *examination) ask(cluster cache.Origin, source string) served {
-	s := served{server: cluster.Server, source: source}
+// probe sends one request without a credential: other checks test the credentials. Any answer over
+// a verified connection is a success.
+func (e *examination) probe(cluster cache.Origin, source string) probeResult {
+	p := probeResult{server: cluster.Server, source: source}
 	config, err := nodeaccess.ClusterConfig(cluster)
 	if err != nil {
-		s.err = err
-		return s
+		p.err = err
+		return p
 	}
 	config.UserAgent = e.UserAgent
 	a, err := open(nodeaccess.Access{Config: config, Cluster: cluster, Source: source})
 	if err != nil {
-		s.err = err
-		return s
+		p.err = err
+		return p
 	}
 	before := e.Now()
-	result, err := a.call(e.ctx, http.MethodGet, "/version", nil, nil)
+	answer, err := a.call(e.ctx, http.MethodGet, "/version", nil, nil)
 	if err != nil {
-		s.err = err
-		return s
+		p.err = err
+		return p
 	}
-	s.header = result.Header
-	if date, err := http.ParseTime(result.Header.Get("Date")); err == nil {
-		// The server wrote the date at some time between the two, and cut it to the second.
+	if date, err := http.ParseTime(answer.Header.Get("Date")); err == nil {
+		// The server set the date between request and answer, and truncated it to seconds.
 		local := before.Add(e.Now().Sub(before) / 2)
-		s.ahead, s.dated = local.Sub(date.Add(500*time.Millisecond)), true
+		p.ahead, p.dated = local.Sub(date.Add(500*time.Millisecond)), true
 	}
-	return s
+	return p
 }
 
-// badTime reports whether a server was refused because its certificate is not valid now.
+// badTime reports whether a server was refused because its certificate is expired or not valid yet.
 func badTime(err error) bool {
 	var invalid x509.CertificateInvalidError
 	return errors.As(err, &invalid) && invalid.Reason == x509.Expired
@@ -114,26 +112,26 @@ func badTime(err error) bool {
 
 func checkClock(_ context.Context, e *examination) checkup.Result {
 	const remedy = "have the clock set: chronyc tracking, or timedatectl timesync-status"
-	for _, s := range e.servers() {
-		if badTime(s.err) {
-			return failure(remedy+"; if it is right, renew the API server's certificate", "by this machine's clock, %s, the certificate of %s is not valid", e.Now().UTC().Format(time.RFC3339), s.server)
+	for _, p := range e.servers() {
+		if badTime(p.err) {
+			return failure(remedy+"; if it is right, renew the API server's certificate", "by this machine's clock, %s, the certificate of %s is not valid", e.Now().UTC().Format(time.RFC3339), p.server)
 		}
 	}
-	for _, s := range e.servers() {
-		if s.err != nil || !s.dated {
+	for _, p := range e.servers() {
+		if p.err != nil || !p.dated {
 			continue
 		}
 		side := "ahead of"
-		if s.ahead < 0 {
+		if p.ahead < 0 {
 			side = "behind"
 		}
-		switch off := s.ahead.Abs().Round(time.Second); {
+		switch off := p.ahead.Abs().Round(time.Second); {
 		case off >= failSkew:
-			return failure(remedy, "%s %s the clock of %s", off, side, s.server)
+			return failure(remedy, "%s %s the clock of %s", off, side, p.server)
 		case off >= warnSkew:
-			return warning(remedy, "%s %s the clock of %s", off, side, s.server)
+			return warning(remedy, "%s %s the clock of %s", off, side, p.server)
 		}
-		return ok("within %s of the clock of %s", max(s.ahead.Abs().Round(time.Second), time.Second), s.server)
+		return ok("within %s of the clock of %s", max(p.ahead.Abs().Round(time.Second), time.Second), p.server)
 	}
 	return skipped("no API server answered with its time")
 }
@@ -141,33 +139,33 @@ func checkClock(_ context.Context, e *examination) checkup.Result {
 func checkAPIServer(_ context.Context, e *examination) checkup.Result {
 	all := e.servers()
 	if len(all) == 0 {
-		return skipped("no file that can be read names one")
+		return skipped("no readable file names an API server")
 	}
 	findings := make([]checkup.Result, 0, len(all))
-	for _, s := range all {
-		findings = append(findings, judgeServer(s))
+	for _, p := range all {
+		findings = append(findings, assessServer(p))
 	}
 	return checkup.Worst(findings...)
 }
 
-func judgeServer(s served) checkup.Result {
+func assessServer(p probeResult) checkup.Result {
 	var verification *tls.CertificateVerificationError
 	var authority x509.UnknownAuthorityError
 	var hostname x509.HostnameError
 	switch {
-	case s.err == nil:
-		return ok("%s answers, as of %s", s.server, s.source)
-	case badTime(s.err):
-		return failure("see clock", "%s: %s", s.server, brief(s.err))
-	case errors.As(s.err, &hostname):
-		return failure("correct server or tls-server-name in "+s.source, "%s: %s", s.server, brief(s.err))
-	case errors.As(s.err, &authority), errors.As(s.err, &verification):
-		return failure("correct certificate-authority-data in "+s.source, "%s: the CA in %s did not issue its certificate: %s", s.server, s.source, brief(s.err))
+	case p.err == nil:
+		return ok("%s answers, as of %s", p.server, p.source)
+	case badTime(p.err):
+		return failure("see clock", "%s: %s", p.server, brief(p.err))
+	case errors.As(p.err, &hostname):
+		return failure("correct server or tls-server-name in "+p.source, "%s: %s", p.server, brief(p.err))
+	case errors.As(p.err, &authority), errors.As(p.err, &verification):
+		return failure("correct certificate-authority-data in "+p.source, "%s: the CA in %s did not issue its certificate: %s", p.server, p.source, brief(p.err))
 	}
-	return failure("check the address in "+s.source+", the network and the proxy", "%s: %s", s.server, brief(s.err))
+	return failure("check the address in "+p.source+", the network and the proxy", "%s: %s", p.server, brief(p.err))
 }
 
-// review asks whom the API server takes the credential for.
+// review asks the API server which user the credential belongs to.
 func (a *access) review(ctx context.Context) (nodeaccess.Review, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -196,14 +194,14 @@ func checkCertificateAccepted(_ context.Context, e *examination) checkup.Result 
 	case r.Status == http.StatusCreated && r.Username != pair.Leaf.Subject.CommonName:
 		return failure("check what is between this node and the API server, such as a proxy", "the API server sees the user %.253q", r.Username)
 	case r.Status == http.StatusCreated:
-		return ok("the API server takes it for %s", r.Username)
+		return ok("the API server accepts it as user %s", r.Username)
 	}
-	// A credential that has no right to ask, or whose API server cannot answer, was accepted
-	// nevertheless.
-	return ok("it is accepted; the API server does not say for which user (%d)", r.Status)
+	// The API server accepted the credential, even if the user may not create such a review, or the
+	// API server cannot answer.
+	return ok("the API server accepts it, but does not return the user (%d)", r.Status)
 }
 
-// checkCertificateWrites has the API server judge a write with the node's certificate. Only a write
+// checkCertificateWrites tries a write with the node's certificate, as a dry run. Only a write
 // shows that a certificate is revoked: admission sees no reads.
 func checkCertificateWrites(ctx context.Context, e *examination) checkup.Result {
 	own, err := e.own()
@@ -217,23 +215,23 @@ func checkCertificateWrites(ctx context.Context, e *examination) checkup.Result 
 	var refused *nodeaccess.StatusError
 	switch {
 	case err == nil:
-		return ok("a dry run of a write of Node %s is accepted", node)
+		return ok("the API server accepts a dry run of a write to Node %s", node)
 	case !errors.As(err, &refused):
 		return skipped("%s: see api-server", brief(err))
 	case refused.Status == http.StatusUnauthorized:
 		return skipped("the API server does not know the certificate: see certificate-accepted")
 	case refused.Status != http.StatusForbidden:
-		return skipped("the API server does not say: %v", refused)
+		return skipped("inconclusive answer of the API server: %v", refused)
 	case nodeaccess.ClassifyRefusal(refused.Message) == nodeaccess.Suspended:
-		return failure("ask the operator why; kubectl attest resume ends it", "this machine is suspended: %v", refused)
+		return failure("ask the operator why; kubectl attest resume ends the suspension", "this machine is suspended: %v", refused)
 	case nodeaccess.ClassifyRefusal(refused.Message) == nodeaccess.Revoked:
-		remedy := "the plugin gets another by attestation once it finds the renewal announced: see last-result"
+		remedy := "the plugin requests another certificate when it finds the announcement: see last-result"
 		if e.Config.CheckInterval.Duration == 0 {
 			remedy = "set checkInterval: without it the plugin does not learn that the certificate was revoked"
 		}
 		return failure(remedy, "the certificate was revoked: %v", refused)
 	}
-	return warning("check the Node authorizer, and the cluster's admission policies", "a change of Node %s is refused: %v", node, refused)
+	return warning("check the Node authorizer, and the cluster's admission policies", "a write to Node %s is refused: %v", node, refused)
 }
 
 func checkBootstrapCredential(ctx context.Context, e *examination) checkup.Result {
@@ -249,22 +247,22 @@ func checkBootstrapCredential(ctx context.Context, e *examination) checkup.Resul
 		return skipped("see bootstrap-kubeconfig")
 	}
 	if end := a.expires(); !end.IsZero() && !e.Now().Before(end) {
-		return e.whileServed(failure("make a new one: kubeadm token create --print-join-command", "%s: the credential expired at %s", a.Source, end.UTC().Format(time.RFC3339)))
+		return e.whileServed(failure("create a new one: kubeadm token create --print-join-command", "%s: the credential expired at %s", a.Source, end.UTC().Format(time.RFC3339)))
 	}
 	r, err := a.review(ctx)
 	switch {
 	case err != nil:
 		return skipped("%s: see api-server", brief(err))
 	case r.Status == http.StatusUnauthorized:
-		return e.whileServed(failure("make a new one: kubeadm token create --print-join-command", "%s: the API server does not know the credential (401): it has expired, was deleted, or is another cluster's", a.Source))
+		return e.whileServed(failure("create a new one: kubeadm token create --print-join-command", "%s: the API server does not know the credential (401): the credential has expired, was deleted, or is for another cluster", a.Source))
 	case r.Status == http.StatusCreated:
 		return ok("the API server sees the user %s; needed because %s", r.Username, why)
 	}
-	return ok("it is accepted; the API server does not say for which user (%d); needed because %s", r.Status, why)
+	return ok("the API server accepts it, but does not return the user (%d); needed because %s", r.Status, why)
 }
 
-// expires is the end of a credential that carries one: a client certificate, or the token of a
-// service account. A bootstrap token carries none.
+// expires returns when the credential expires, as far as a client certificate or a service account
+// token says so. A bootstrap token does not.
 func (a *access) expires() time.Time {
 	if block, _ := pem.Decode(a.Config.CertData); block != nil {
 		if leaf, err := x509.ParseCertificate(block.Bytes); err == nil {
@@ -285,7 +283,7 @@ func (a *access) expires() time.Time {
 	return time.Unix(claims.Expires, 0)
 }
 
-// signers are the signers of the requests, in the order of filing.
+// signers returns the signers of the plugin's requests, in the order of filing.
 func (e *examination) signers() []string {
 	p, err := e.attestor()
 	if err != nil {
@@ -301,7 +299,7 @@ func (e *examination) signers() []string {
 	return []string{name}
 }
 
-// sample is a request as the plugin would file it, with constant evidence that needs no TPM.
+// sample returns a request like the plugin's, with constant evidence that needs no TPM.
 func (e *examination) sample(signer string) (*certificatesv1.CertificateSigningRequest, error) {
 	node, _ := e.nodeName()
 	if pair := e.usable(); pair != nil {
@@ -327,7 +325,8 @@ func (e *examination) sample(signer string) (*certificatesv1.CertificateSigningR
 	return csr.Object(csr.NewName(), signer, request, key.Public(), expiration), nil
 }
 
-// asRequester returns the access that a request would be filed with, or why that cannot be tried.
+// asRequester returns the access that a request would be filed with. If there is none, it returns
+// the result of the check.
 func (e *examination) asRequester() (*access, *checkup.Result) {
 	a, err := e.requester()
 	if err != nil {
@@ -337,14 +336,14 @@ func (e *examination) asRequester() (*access, *checkup.Result) {
 	return a, nil
 }
 
-// unanswered is the finding of a check whose call failed, or whose credential is unknown. It is nil
-// otherwise.
-func unanswered(result *nodeaccess.Answer, err error) *checkup.Result {
+// unanswered returns the result of a check whose call failed, or whose credential is unknown. It
+// returns nil otherwise.
+func unanswered(answer *nodeaccess.Answer, err error) *checkup.Result {
 	var f checkup.Result
 	switch {
 	case err != nil:
 		f = skipped("%s: see api-server", brief(err))
-	case result.Status == http.StatusUnauthorized:
+	case answer.Status == http.StatusUnauthorized:
 		f = skipped("the API server does not know the credential: see bootstrap-credential and certificate-accepted")
 	default:
 		return nil
@@ -367,15 +366,15 @@ func checkCreate(ctx context.Context, e *examination) checkup.Result {
 		if err != nil {
 			return failure("see configuration", "%v", err)
 		}
-		result, err := a.call(ctx, http.MethodPost, csrPath, url.Values{"dryRun": {"All"}}, object)
-		if f := unanswered(result, err); f != nil {
+		answer, err := a.call(ctx, http.MethodPost, csrPath, url.Values{"dryRun": {"All"}}, object)
+		if f := unanswered(answer, err); f != nil {
 			return *f
 		}
 		switch {
-		case result.Status == http.StatusForbidden:
-			findings = append(findings, failure(nodeaccess.ClassifyRefusal(says(result)).Remedy(), "with %s, under %s: refused (403): %s", a.credential, signer, says(result)))
-		case result.Status != http.StatusCreated:
-			findings = append(findings, failure("see what is refused with --dry-run, and the cluster's admission policies", "with %s, under %s: refused (%d): %s", a.credential, signer, result.Status, says(result)))
+		case answer.Status == http.StatusForbidden:
+			findings = append(findings, failure(nodeaccess.ClassifyRefusal(refusalMessage(answer)).Remedy(), "with %s, under %s: refused (403): %s", a.credential, signer, refusalMessage(answer)))
+		case answer.Status != http.StatusCreated:
+			findings = append(findings, failure("check the cluster's admission policies and webhooks", "with %s, under %s: refused (%d): %s", a.credential, signer, answer.Status, refusalMessage(answer)))
 		}
 	}
 	return checkup.Worst(findings...)
@@ -386,7 +385,7 @@ func checkWatch(ctx context.Context, e *examination) checkup.Result {
 	if f != nil {
 		return *f
 	}
-	name := csr.NewName() // no node has that name
+	name := csr.NewName() // no request has that name
 	watch, err := a.call(ctx, http.MethodGet, csrPath, url.Values{"watch": {"true"}, "timeoutSeconds": {"1"}, "fieldSelector": {"metadata.name=" + name}}, nil)
 	if f := unanswered(watch, err); f != nil {
 		return *f
@@ -400,14 +399,14 @@ func checkWatch(ctx context.Context, e *examination) checkup.Result {
 	case watches && gets:
 		return ok("with %s: both are allowed", a.credential)
 	case watches:
-		return warning(nodeaccess.ClassifyRefusal(says(get)).Remedy(), "with %s: get is refused (%d): the plugin cannot find a request again whose answer was lost: %s", a.credential, get.Status, says(get))
+		return warning(nodeaccess.ClassifyRefusal(refusalMessage(get)).Remedy(), "with %s: get is refused (%d): the plugin cannot find a request again if the answer to its creation was lost: %s", a.credential, get.Status, refusalMessage(get))
 	case gets:
-		return warning(nodeaccess.ClassifyRefusal(says(watch)).Remedy(), "with %s: watch is refused (%d): the plugin polls every few seconds instead: %s", a.credential, watch.Status, says(watch))
+		return warning(nodeaccess.ClassifyRefusal(refusalMessage(watch)).Remedy(), "with %s: watch is refused (%d): the plugin polls every few seconds instead: %s", a.credential, watch.Status, refusalMessage(watch))
 	}
-	return failure(nodeaccess.ClassifyRefusal(says(watch)).Remedy(), "with %s: neither watch (%d) nor get (%d) is allowed: %s", a.credential, watch.Status, get.Status, says(watch))
+	return failure(nodeaccess.ClassifyRefusal(refusalMessage(watch)).Remedy(), "with %s: neither watch (%d) nor get (%d) is allowed: %s", a.credential, watch.Status, get.Status, refusalMessage(watch))
 }
 
-// roles are the ClusterRoles with which kube-controller-manager approves requests without
+// roles are the ClusterRoles for whose subjects kube-controller-manager approves requests without
 // attestation.
 var roles = map[string]bool{
 	"system:certificates.k8s.io:certificatesigningrequests:nodeclient":     true,
@@ -415,7 +414,7 @@ var roles = map[string]bool{
 }
 
 func checkBindings(ctx context.Context, e *examination) checkup.Result {
-	const elsewhere = "kubectl get clusterrolebindings -o wide | grep -E 'certificatesigningrequests:(self)?nodeclient'"
+	const command = "kubectl get clusterrolebindings -o wide | grep -E 'certificatesigningrequests:(self)?nodeclient'"
 	a, f := e.asRequester()
 	if f != nil {
 		return *f
@@ -427,16 +426,16 @@ func checkBindings(ctx context.Context, e *examination) checkup.Result {
 		if next != "" {
 			query.Set("continue", next)
 		}
-		result, err := a.call(ctx, http.MethodGet, "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", query, nil)
-		if f := unanswered(result, err); f != nil {
+		answer, err := a.call(ctx, http.MethodGet, "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", query, nil)
+		if f := unanswered(answer, err); f != nil {
 			return *f
 		}
-		if result.Status != http.StatusOK {
-			return checkup.Result{Status: checkup.Skipped, Message: fmt.Sprintf("a node may not look (%d), which is as it should be", result.Status), Remedy: "run elsewhere: " + elsewhere}
+		if answer.Status != http.StatusOK {
+			return checkup.Result{Status: checkup.Skipped, Message: fmt.Sprintf("the node may not list ClusterRoleBindings (%d), as intended", answer.Status), Remedy: "run as an administrator: " + command}
 		}
-		found, more, err := autoApproving(result.Body)
+		found, more, err := autoApproving(answer.Body)
 		if err != nil {
-			return failure("run elsewhere: "+elsewhere, "list of ClusterRoleBindings: %v", err)
+			return failure("run as an administrator: "+command, "list of ClusterRoleBindings: %v", err)
 		}
 		names = append(names, found...)
 		if next = more; next == "" {
@@ -444,13 +443,13 @@ func checkBindings(ctx context.Context, e *examination) checkup.Result {
 		}
 	}
 	if len(names) == 0 {
-		return ok("there are none")
+		return ok("no ClusterRoleBinding lets it")
 	}
 	return warning("kubectl delete clusterrolebinding "+text.Arguments(names), "kube-controller-manager approves without attestation, unless an admission policy stops it: %s", text.Names(names))
 }
 
-// autoApproving returns the bindings in one page of a list that give one of the roles to somebody,
-// and the start of the next page.
+// autoApproving returns the bindings in one page of a list that grant one of the roles to a
+// subject. It also returns the token for the next page.
 func autoApproving(page []byte) (names []string, next string, err error) {
 	var list struct {
 		Metadata struct {

@@ -20,14 +20,14 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
 
-// access is a way to the API server.
+// access is an access to the API server, and a description of its credential.
 type access struct {
 	nodeaccess.Access
 	// credential describes the credential in words.
 	credential string
 }
 
-// open checks whether there can be a client.
+// open returns an access for which an HTTP client can be made.
 func open(to nodeaccess.Access) (*access, error) {
 	if _, err := csr.HTTPClient(to.Config); err != nil {
 		return nil, fmt.Errorf("%s: its CA or its client certificate cannot be used", to.Source)
@@ -39,8 +39,8 @@ func open(to nodeaccess.Access) (*access, error) {
 	return a, nil
 }
 
-// findNode returns what decides about this node's way to the API server, as for a plugin that the
-// kubelet called now.
+// findNode returns the inputs that decide how this node reaches the API server. They are those of a
+// plugin that the kubelet would start now.
 func (e *examination) findNode() nodeaccess.Node {
 	return nodeaccess.Node{
 		Dir: e.dir, Bootstrap: e.Config.BootstrapKubeconfig, KubeletBootstrap: e.Config.KubeletBootstrapKubeconfig,
@@ -60,8 +60,8 @@ func (e *examination) bootstrapAccess() (*access, error) {
 	return open(to)
 }
 
-// asked is the cluster that client-go would name to the plugin, nil if the kubelet's kubeconfig
-// does not say.
+// asked returns the cluster that client-go would pass to the plugin. It is nil if the kubelet's
+// kubeconfig names none.
 func (e *examination) asked() *cache.Origin {
 	if k := e.conf(); k.Kind == kubelet.Ours && k.ClusterProblem == nil {
 		return &k.Cluster
@@ -69,7 +69,8 @@ func (e *examination) asked() *cache.Origin {
 	return nil
 }
 
-// ownAccess shows the node's certificate to the cluster that the plugin would show it to.
+// ownAccess returns the access with the node's certificate to the cluster that the plugin would
+// use.
 func (e *examination) ownAccess() (*access, error) {
 	if err := e.unseen(); err != nil {
 		return nil, err
@@ -85,8 +86,9 @@ func (e *examination) ownAccess() (*access, error) {
 	return open(to)
 }
 
-// whyBootstrap returns why the bootstrap credential is needed, empty if it is not, or if that
-// cannot be seen. The API server is asked only if nothing else decides.
+// whyBootstrap returns why the bootstrap credential is needed. It returns "" if it is not needed,
+// or if this user may not read the certificate. It asks the API server only if nothing else
+// decides.
 func (e *examination) whyBootstrap() string {
 	if e.unseen() != nil {
 		return ""
@@ -113,14 +115,14 @@ func checkBootstrapFile(_ context.Context, e *examination) checkup.Result {
 	if err == nil {
 		findings := []checkup.Result{ok("%s: for %s", a.Source, a.Cluster.Server)}
 		if info, err := os.Stat(a.Source); err == nil {
-			findings = append(findings, judgeFile(a.Source, info, secret))
+			findings = append(findings, assessFile(a.Source, info, secret))
 		}
 		return checkup.Worst(findings...)
 	}
 	if errors.Is(err, errNeedsRoot) {
 		return skipped("%v", err)
 	}
-	problem, remedy := nodeaccess.Misconfigured, "make another: kubeadm token create --print-join-command"
+	problem, remedy := nodeaccess.Misconfigured, "create a new one: kubeadm token create --print-join-command"
 	var found *nodeaccess.Error
 	if errors.As(err, &found) {
 		problem, remedy = found.Problem, found.Hint
@@ -140,8 +142,10 @@ func checkBootstrapFile(_ context.Context, e *examination) checkup.Result {
 	return e.whileServed(failure(remedy, "%v, and %s", err, why))
 }
 
-// says is the message of a refusal.
-func says(a *nodeaccess.Answer) string { return cmp.Or(a.Message(), http.StatusText(a.Status)) }
+// refusalMessage returns the message of a refusal.
+func refusalMessage(a *nodeaccess.Answer) string {
+	return cmp.Or(a.Message(), http.StatusText(a.Status))
+}
 
 // brief returns the cause of a transport error, without the URL that such an error repeats.
 func brief(err error) string {

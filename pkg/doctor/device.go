@@ -15,8 +15,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
-// device is the output of "identify" for a TPM, as far as it is needed here. It is read as JSON, so
-// that a binary without the TPM provider does not carry that provider.
+// device has the fields of the output of "identify" for a TPM that doctor needs. They are read from
+// JSON, so that a binary without the TPM provider does not link that provider.
 type device struct {
 	Manufacturer string `json:"manufacturer"`
 	Firmware     string `json:"firmware"`
@@ -31,10 +31,10 @@ type device struct {
 	} `json:"eks"`
 }
 
-// errNoProvider says that the settings give no provider.
+// errNoProvider says that the settings select no provider.
 var errNoProvider = errors.New("no provider: see configuration")
 
-// noDeviceError says that the provider has no device.
+// noDeviceError says that the provider uses no device.
 type noDeviceError struct{ provider string }
 
 func (e *noDeviceError) Error() string { return "provider " + e.provider + " has no device" }
@@ -124,7 +124,7 @@ func checkEKCertificate(_ context.Context, e *examination) checkup.Result {
 		case ek.Problem != "":
 			findings = append(findings, warning(remedy, "%s: the certificate is left out: %s", ek.Template, ek.Problem))
 		case ek.Certificate == nil:
-			findings = append(findings, warning(remedy, "%s: there is none in the TPM", ek.Template))
+			findings = append(findings, warning(remedy, "%s: the TPM has no certificate for this key", ek.Template))
 		case ek.Certificate.Problem != "":
 			findings = append(findings, warning(remedy, "%s: %s", ek.Template, ek.Certificate.Problem))
 		default:
@@ -137,5 +137,5 @@ func checkEKCertificate(_ context.Context, e *examination) checkup.Result {
 	if d.EKs[0].Slow {
 		return warning("make the key persistent with the TPM maker's tools", "%s; the TPM creates the key again each time, which takes seconds", strings.Join(good, "; "))
 	}
-	return ok("%s", strings.Join(good, "; ")) // one good certificate will do
+	return ok("%s", strings.Join(good, "; ")) // one good certificate is enough
 }

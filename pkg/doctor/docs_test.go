@@ -15,13 +15,13 @@ var update = flag.Bool("update", false, "write what is generated from this packa
 
 const page = "../../docs/node.md"
 
-// docs/node.md is Checks() for people. To write it: go test ./pkg/doctor -run Documented -update.
+// docs/node.md has a table of Checks(). To write it: go test ./pkg/doctor -run Documented -update.
 func TestChecksAreDocumented(t *testing.T) {
 	const begin, end = "<!-- checks -->\n", "<!-- /checks -->\n"
 	var table strings.Builder
 	table.WriteString("| check | looks at | what can be wrong | remedy |\n| --- | --- | --- | --- |\n")
 	for _, c := range Checks() {
-		_, _ = fmt.Fprintf(&table, "| `%s` | %s | %s | %s |\n", c.Name, c.Looks, c.Wrong, c.Remedy)
+		_, _ = fmt.Fprintf(&table, "| `%s` | %s | %s | %s |\n", c.Name, c.Examines, c.Problems, c.Remedy)
 	}
 	content, err := os.ReadFile(page)
 	if err != nil {
@@ -30,7 +30,7 @@ func TestChecksAreDocumented(t *testing.T) {
 	before, rest, ok := strings.Cut(string(content), begin)
 	have, after, ok2 := strings.Cut(rest, end)
 	if !ok || !ok2 || strings.Contains(after, begin) {
-		t.Fatalf("%s: the table stands once between %q and %q", page, begin, end)
+		t.Fatalf("%s: the table must be once between %q and %q", page, begin, end)
 	}
 	if have == table.String() {
 		return
@@ -43,7 +43,7 @@ func TestChecksAreDocumented(t *testing.T) {
 	}
 }
 
-// Monitoring goes by these: a name is never changed, and a row is whole.
+// Monitoring depends on the names, so they never change. Each row is complete.
 func TestNamesAreStable(t *testing.T) {
 	published := []string{
 		"configuration", "tpm", "ek-certificate", "ek-template", "certificate-directory", "certificate", "bootstrap-kubeconfig", "clock", "api-server",
@@ -56,7 +56,7 @@ func TestNamesAreStable(t *testing.T) {
 		if !regexp.MustCompile(`^[a-z]+(-[a-z]+)*$`).MatchString(c.Name) || c.run == nil {
 			t.Errorf("%q: not a name of lower-case words, or no check", c.Name)
 		}
-		for _, cell := range []string{c.Looks, c.Wrong, c.Remedy} {
+		for _, cell := range []string{c.Examines, c.Problems, c.Remedy} {
 			if cell == "" || strings.ContainsAny(cell, "|\n") {
 				t.Errorf("%s: %q is not a cell for the table", c.Name, cell)
 			}
@@ -69,7 +69,7 @@ func TestNamesAreStable(t *testing.T) {
 	}
 }
 
-// Each "see <check>" leads somewhere, in the code and in the page.
+// Each "see <check>" names an existing check.
 func TestChecksReferToChecksThatExist(t *testing.T) {
 	names := map[string]bool{"identify": true, "configuration.md": true}
 	for _, c := range Checks() {
@@ -89,7 +89,7 @@ func TestChecksReferToChecksThatExist(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, m := range regexp.MustCompile(`(?:"|: |; )see ([a-z-]+)["; ]`).FindAllStringSubmatch(string(source), -1) {
-			if m[1] == "what" || m[1] == "dmesg" {
+			if m[1] == "dmesg" {
 				continue
 			}
 			found++

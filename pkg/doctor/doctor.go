@@ -46,11 +46,11 @@ func failure(remedy, format string, args ...any) checkup.Result {
 // maxFlags bounds the line about the kubelet's flags, in bytes: the kubeconfig is not trusted.
 const maxFlags = 1024
 
-// grace is how long after the deadline a check may still report what it was waiting for.
+// grace is how long after the deadline a check may still report what it waited for.
 const grace = 500 * time.Millisecond
 
 // Run runs all checks at the same time. It returns when they have ended or the timeout has passed.
-// A check that panics or hangs is a failure of its own, and hides no other. On a machine without
+// A check that panics or hangs fails alone, and hides no other. On a machine without
 // any configuration it runs none, and returns a report that says so.
 func Run(ctx context.Context, o Options) Report {
 	e := newExamination(ctx, o)
@@ -76,7 +76,7 @@ func run(ctx context.Context, timeout time.Duration, checks []Check, e *examinat
 	}
 	results := make([]checkup.Result, len(checks))
 	for i := range results {
-		results[i] = failure("set a longer --timeout, or find out what hangs: the TPM, a file system, or the network", "not finished within %s", timeout)
+		results[i] = failure("set a longer --timeout, or check the TPM, the file systems and the network", "not finished within %s", timeout)
 	}
 	late := time.NewTimer(timeout + grace)
 	defer late.Stop()
@@ -96,7 +96,7 @@ collect:
 func guarded(ctx context.Context, check Check, e *examination) (f checkup.Result) {
 	defer func() {
 		if p := recover(); p != nil {
-			// The value of the panic may hold a secret: only its type is shown.
+			// The value of the panic may hold a secret, so only its type is shown.
 			f = failure("report this as a bug", "this check itself failed, with a panic (%T)", p)
 		}
 	}()
@@ -105,14 +105,14 @@ func guarded(ctx context.Context, check Check, e *examination) (f checkup.Result
 
 func report(checks []Check, results []checkup.Result) Report {
 	var r Report
-	for i, found := range results {
-		r.Checks.Add(checks[i].Name, found)
+	for i, result := range results {
+		r.Checks.Add(checks[i].Name, result)
 	}
 	r.Status = r.Checks.Status()
 	return r
 }
 
-// Text lays a report out for a terminal.
+// Text returns the report for a terminal.
 func (r Report) Text() string {
 	switch {
 	case r.NotSwitchedOn:

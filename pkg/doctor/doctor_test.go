@@ -26,19 +26,19 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
-// good is what a machine that is as it should be comes to.
+// good has the results of a machine without problems.
 var good = map[string]checkup.Status{
 	"configuration": checkup.OK, "tpm": checkup.OK, "ek-certificate": checkup.OK, "ek-template": checkup.OK, "certificate-directory": checkup.OK, "certificate": checkup.OK, "bootstrap-kubeconfig": checkup.OK, "clock": checkup.OK,
 	"api-server": checkup.OK, "certificate-accepted": checkup.OK, "certificate-writes": checkup.OK, "bootstrap-credential": checkup.Skipped, "csr-create": checkup.OK, "csr-watch": checkup.OK, "signer": checkup.OK, "last-result": checkup.OK,
 	"kubelet": checkup.OK, "kubelet-bootstrap": checkup.OK, "kubelet-rotation": checkup.OK, "kubelet-kubeconfig": checkup.OK, "kubelet-exec": checkup.OK, "auto-approve-bindings": checkup.Skipped,
 }
 
-// fresh is what differs before the first certificate.
+// fresh has the results that differ before the first certificate.
 var fresh = map[string]checkup.Status{
 	"certificate-directory": checkup.Warning, "certificate": checkup.Failure, "certificate-accepted": checkup.Skipped, "certificate-writes": checkup.Skipped, "bootstrap-credential": checkup.OK, "signer": checkup.Warning, "last-result": checkup.Skipped,
 }
 
-// with returns expectations with some more.
+// with returns base with additional or changed results.
 func with(base map[string]checkup.Status, more ...any) map[string]checkup.Status {
 	result := maps.Clone(base)
 	for i := 0; i < len(more); i += 2 {
@@ -49,9 +49,9 @@ func with(base map[string]checkup.Status, more ...any) map[string]checkup.Status
 
 type scenario struct {
 	change func(*machine)
-	// want is what differs from good.
+	// want has the results that differ from good.
 	want map[string]checkup.Status
-	// says is in the message or the remedy of the check named first: "check: text".
+	// says are texts in the message or the remedy of a check: "check: text".
 	says []string
 }
 
@@ -66,7 +66,7 @@ func (s scenario) check(t *testing.T) {
 		if differs {
 			status = want
 		} else if m.timeout < unhurried {
-			continue // on a busy machine the time limit ends other checks, too
+			continue // on a busy machine the time limit may end other checks, too
 		}
 		if got := results[name]; got.Status != status {
 			t.Errorf("%s: %s, want %s: %s", name, got.Status, status, got.Message)
@@ -111,8 +111,8 @@ func TestGoodMachine(t *testing.T) {
 	})
 }
 
-// Each set-up in which a node is Ready and nobody has asked for evidence, as it was measured with
-// the real kubeadm.
+// In each of these set-ups, a node is Ready without attestation. They were found with the real
+// kubeadm.
 func TestWaysAroundAttestation(t *testing.T) {
 	stock := func(m *machine) []string {
 		m.writeBootstrap("{token: " + token + "}")
@@ -300,18 +300,17 @@ func TestTheKubeletAndItsKubeconfig(t *testing.T) {
 	})
 }
 
-// pkg/kubelet may come to know more kinds of kubeconfig than this package does: each but Ours is a
-// failure.
+// Each kind of kubeconfig except Ours is a failure, also a kind that pkg/kubelet adds later.
 func TestOnlyOursIsAPass(t *testing.T) {
 	e := newExamination(t.Context(), newMachine(t).options())
 	for kind := range kubelet.Kind(64) {
-		if f := e.judgeConf(kubelet.Kubeconfig{Path: "/nowhere", Kind: kind, Problem: errors.New("x")}); (f.Status == checkup.Failure) == (kind == kubelet.Ours) {
+		if f := e.assessConf(kubelet.Kubeconfig{Path: "/nowhere", Kind: kind, Problem: errors.New("x")}); (f.Status == checkup.Failure) == (kind == kubelet.Ours) {
 			t.Errorf("%s: %+v", kind, f)
 		}
 	}
 }
 
-// A template that is set after the node has enrolled makes its next request show another key.
+// If ekTemplate is changed after the node has enrolled, the next request has another key.
 func TestTheChoiceOfTheEndorsementKey(t *testing.T) {
 	remembered := func(setting, allowed string) func(*machine) {
 		return func(m *machine) {
@@ -425,7 +424,7 @@ func TestTheCertificate(t *testing.T) {
 	lost := map[string]checkup.Status{"certificate": checkup.Failure, "certificate-accepted": checkup.Skipped, "certificate-writes": checkup.Skipped, "bootstrap-kubeconfig": checkup.Failure, "csr-create": checkup.Skipped, "csr-watch": checkup.Skipped}
 	day := 24 * time.Hour
 	checkStates(t, map[string]scenario{
-		"none":                                 {func(m *machine) { m.remove(m.certs.File(cache.CurrentFile)) }, lost, []string{"certificate: there is none yet"}},
+		"none":                                 {func(m *machine) { m.remove(m.certs.File(cache.CurrentFile)) }, lost, []string{"certificate: there is no certificate yet"}},
 		"damaged":                              {func(m *machine) { m.write(m.certs.File(cache.CurrentFile), "SECRETKEY", 0o600) }, lost, nil},
 		"expired":                              {func(m *machine) { m.install(nodeName, time.Now().Add(-2*day), time.Now().Add(-day)) }, lost, []string{"certificate: expired at"}},
 		"too early":                            {func(m *machine) { m.install(nodeName, time.Now().Add(day), time.Now().Add(2*day)) }, map[string]checkup.Status{"certificate": checkup.Warning}, []string{"certificate: clock"}},
@@ -480,7 +479,7 @@ func TestTheBootstrapCredential(t *testing.T) {
 			m.bare()
 			m.withLock(func(*cache.Lock) error { return os.Rename(m.bootstrap, m.certs.File(cache.BootstrapFile)) })
 		}, with(fresh, "certificate-directory", checkup.OK), []string{"bootstrap-kubeconfig: certs/bootstrap.kubeconfig"}},
-		// The plugin goes on to kubeadm's, which a join to this cluster has just written.
+		// The plugin uses kubeadm's file instead, which a join to this cluster has just written.
 		"another cluster's in the certificate directory, and kubeadm's": {func(m *machine) {
 			m.bare()
 			ca, _ := newCA(m.t)
@@ -532,8 +531,8 @@ func TestTheAPIServer(t *testing.T) {
 		"right name": {func(m *machine) { m.cluster.TLSServerName = "api.example.com"; m.writeConf() }, nil, nil},
 		"expired": {func(m *machine) { m.serve(time.Now().Add(-2*time.Hour), time.Now().Add(-time.Hour)); m.writeConf() },
 			with(unreachable, "clock", checkup.Failure), []string{"clock: is not valid", "api-server: expired", "api-server: see clock"}},
-		// Seconds are not said: the server's clock is known to one only, and may go on
-		// meanwhile.
+		// The texts have no seconds: the server's clock is known to one second only, and advances
+		// during the test.
 		"clock 6 min ahead":  {func(m *machine) { m.now = func() time.Time { return time.Now().Add(6*time.Minute + 30*time.Second) } }, map[string]checkup.Status{"clock": checkup.Failure}, []string{"clock: 6m", "clock: s ahead of"}},
 		"clock 6 min behind": {func(m *machine) { m.now = func() time.Time { return time.Now().Add(-6 * time.Minute) } }, map[string]checkup.Status{"clock": checkup.Failure}, []string{"clock: behind"}},
 		"clock 1 min behind": {func(m *machine) { m.now = func() time.Time { return time.Now().Add(-time.Minute) } }, map[string]checkup.Status{"clock": checkup.Warning}, nil},
@@ -599,7 +598,7 @@ func TestCertificateWrites(t *testing.T) {
 		"no such API": {func(m *machine) {
 			answers(404, `{}`)(m)
 			m.replies[create] = reply{404, `{}`}
-		}, map[string]checkup.Status{"certificate-writes": checkup.Skipped}, []string{"certificate-writes: the API server does not say"}},
+		}, map[string]checkup.Status{"certificate-writes": checkup.Skipped}, []string{"certificate-writes: inconclusive answer"}},
 		"401":        {answers(401, `{}`), map[string]checkup.Status{"certificate-writes": checkup.Skipped}, []string{"certificate-writes: see certificate-accepted"}},
 		"overloaded": {answers(429, `{"message":"later"}`), map[string]checkup.Status{"certificate-writes": checkup.Skipped}, []string{"certificate-writes: 429: later"}},
 	})
@@ -622,13 +621,13 @@ func TestTheLastResult(t *testing.T) {
 		return cache.State{Issued: time.Now().Add(-time.Hour), Failures: 3, Last: &cache.Result{Reason: string(reason), Message: "it went wrong", Hint: "do this", Finished: time.Now()}}
 	}
 	lost := map[string]checkup.Status{"certificate": checkup.Failure, "certificate-accepted": checkup.Skipped, "certificate-writes": checkup.Skipped, "bootstrap-credential": checkup.OK}
-	lose := func(m *machine) {
+	removeCertificate := func(m *machine) {
 		m.remove(m.certs.File(cache.CurrentFile))
 		m.writeBootstrap("{token: " + token + "}")
 	}
 	checkStates(t, map[string]scenario{
 		"denied, while served": {func(m *machine) { m.setState(failed(reason.RequestDenied)) }, map[string]checkup.Status{"last-result": checkup.Warning}, []string{"last-result: it went wrong", "last-result: do this", "last-result: RequestDenied, 3 in a row"}},
-		"denied":               {func(m *machine) { m.setState(failed(reason.RequestDenied)); lose(m) }, with(lost, "last-result", checkup.Failure), nil},
+		"denied":               {func(m *machine) { m.setState(failed(reason.RequestDenied)); removeCertificate(m) }, with(lost, "last-result", checkup.Failure), nil},
 		"again and again": {func(m *machine) {
 			s := failed("")
 			m.setState(s)
@@ -639,12 +638,12 @@ func TestTheLastResult(t *testing.T) {
 		"just filed":                    {func(m *machine) { m.setPending(time.Second, true, "u") }, nil, []string{"last-result: waits for its challenge", "last-result: signer " + attestation.HelloSignerName}},
 		"not filed":                     {func(m *machine) { m.setPending(time.Second, true, "") }, nil, []string{"last-result: has not been filed yet"}},
 		"the challenge does not come":   {func(m *machine) { m.setPending(5*time.Minute, true, "u") }, map[string]checkup.Status{"last-result": checkup.Warning}, []string{"last-result: kubectl describe csr node-csr-b"}},
-		"the certificate does not come": {func(m *machine) { m.setPending(time.Hour, false, "u"); lose(m) }, with(lost, "last-result", checkup.Failure), []string{"last-result: waits for its certificate", "last-result: signer " + signerName}},
+		"the certificate does not come": {func(m *machine) { m.setPending(time.Hour, false, "u"); removeCertificate(m) }, with(lost, "last-result", checkup.Failure), []string{"last-result: waits for its certificate", "last-result: signer " + signerName}},
 		"the same, while served":        {func(m *machine) { m.setPending(time.Hour, false, "u") }, map[string]checkup.Status{"last-result": checkup.Warning}, nil},
 		"it cannot get on with it": {func(m *machine) {
 			m.setPending(time.Second, false, "")
 			m.setState(failed(reason.APIUnreachable))
-			lose(m)
+			removeCertificate(m)
 		}, with(lost, "last-result", checkup.Failure), []string{"last-result: APIUnreachable"}},
 		"waiting is no failure": {func(m *machine) {
 			m.setPending(time.Second, false, "u")
@@ -703,7 +702,7 @@ func TestWhatTheRequestWaitsFor(t *testing.T) {
 	}
 }
 
-// Both signers of a protocol with a challenge are tried, and the one of the configuration.
+// doctor tries the signer of hellos and the configured signer.
 func TestRequestsUnderTheRightSigners(t *testing.T) {
 	m := newMachine(t)
 	m.config.SignerName = "example.com/mine"
@@ -725,8 +724,8 @@ func TestBindingsInPages(t *testing.T) {
 	}
 }
 
-// A check that panics, hangs with its context or hangs for ever, is a failure of its own: the
-// others are reported, and in time.
+// A check that panics, or hangs until its context ends, or hangs for ever, fails alone. The other
+// checks are reported in time.
 func TestNoCheckHidesAnother(t *testing.T) {
 	checks := []Check{
 		{Name: "panics", run: func(context.Context, *examination) checkup.Result { panic("secret") }},

@@ -30,10 +30,10 @@ type Options struct {
 	Config     authenticator.Config
 	ConfigFile string
 	ConfigErr  error
-	// Explicit is set if a flag on the command line named a setting. Then the machine is
-	// examined although it may have no configuration.
+	// Explicit is set if a flag on the command line named a setting. Then doctor examines also a
+	// machine without a configuration.
 	Explicit bool
-	// ExecFlags are flags in Config that the kubelet's kubeconfig gave. They are reported.
+	// ExecFlags are the flags in Config that come from the kubelet's kubeconfig. They are reported.
 	ExecFlags *nodestatus.ExecFlags
 	// Providers are those of this binary.
 	Providers []provider.Factory
@@ -47,7 +47,7 @@ type Options struct {
 	Now func() time.Time
 	// Manifests is the directory of static pods. Default: kubelet.ManifestsDir.
 	Manifests string
-	// UnitDirs are where a drop-in for kubelet.service may be. Default: those of systemd.
+	// UnitDirs are the directories of drop-ins for kubelet.service. Default: those of systemd.
 	UnitDirs []string
 }
 
@@ -58,7 +58,8 @@ func (o Options) timeout() time.Duration {
 	return o.Timeout
 }
 
-// examination is what the checks share. The first check that needs a part finds it out, once.
+// examination has the inputs that the checks share. Each is read once, by the first check that
+// needs it.
 type examination struct {
 	Options
 	ctx context.Context //nolint:containedctx // it lives as long as one call of run
@@ -74,7 +75,7 @@ type examination struct {
 	own       func() (*access, error)
 	node      func() nodeaccess.Node
 	need      func() string
-	servers   func() []served
+	servers   func() []probeResult
 	accepted  func() (nodeaccess.Review, error)
 }
 
@@ -103,7 +104,7 @@ func newExamination(ctx context.Context, o Options) *examination {
 	e.bootstrap = sync.OnceValues(e.bootstrapAccess)
 	e.own = sync.OnceValues(e.ownAccess)
 	e.need = sync.OnceValue(e.whyBootstrap)
-	e.servers = sync.OnceValue(e.askServers)
+	e.servers = sync.OnceValue(e.probeServers)
 	e.accepted = sync.OnceValues(e.reviewOwn)
 	return e
 }
@@ -113,7 +114,7 @@ func (e *examination) makeProvider() (provider.Provider, error) {
 	return plugin.NewProvider()
 }
 
-// renews reports whether the node's own certificate may ask for the next one.
+// renews reports whether the node's own certificate may request the next one.
 func (e *examination) renews() bool {
 	p, err := e.attestor()
 	return err != nil || p.Renews()
@@ -131,7 +132,7 @@ func (e *examination) readPair() (*cache.Pair, error) {
 	return pair, err
 }
 
-// usable returns the certificate if the plugin would print it, nil if not.
+// usable returns the certificate if the plugin would print it, else nil.
 func (e *examination) usable() *cache.Pair { return e.status().Pair }
 
 // loadStatus judges the node's files as the plugin does.
@@ -140,7 +141,7 @@ func (e *examination) loadStatus() nodestate.Status {
 	return n.Load()
 }
 
-// unseen says why the certificate cannot be read, nil if it can.
+// unseen returns an error if only root may read the certificate.
 func (e *examination) unseen() error {
 	if _, err := e.pair(); errors.Is(err, errNeedsRoot) {
 		return err
@@ -148,8 +149,8 @@ func (e *examination) unseen() error {
 	return nil
 }
 
-// nodeName is this node's name as the plugin finds it. The running kubelet's flag goes before the
-// file that kubeadm wrote it into.
+// nodeName returns this node's name as the plugin finds it. The running kubelet's flag has
+// precedence over the file into which kubeadm wrote that flag.
 func (e *examination) nodeName() (nodeaccess.NodeName, error) {
 	if e.Config.NodeName == "" {
 		if all, err := e.running(); err == nil {

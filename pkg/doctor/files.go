@@ -25,13 +25,12 @@ import (
 type sensitivity int
 
 const (
-	secret sensitivity = iota // no other user may read it
-	quiet                     // others have no business with it
+	secret  sensitivity = iota // no other user may read it
+	private                    // other users should not read it
 )
 
-// judgeFile checks owner and mode of a file that root trusts. The error is fs.ErrNotExist if there
-// is none.
-func judgeFile(path string, info fs.FileInfo, holds sensitivity) checkup.Result {
+// assessFile checks owner and mode of a file that root trusts.
+func assessFile(path string, info fs.FileInfo, holds sensitivity) checkup.Result {
 	mode := info.Mode().Perm()
 	switch {
 	case !info.Mode().IsRegular():
@@ -39,8 +38,8 @@ func judgeFile(path string, info fs.FileInfo, holds sensitivity) checkup.Result 
 	case trustedfile.Problem(info) != "":
 		return failure(trustedfile.Remedy(path), "%s: %s", path, trustedfile.Problem(info))
 	case holds == secret && mode&0o044 != 0:
-		return failure("chmod 0600 "+path+", and have a new credential made: somebody may have read this one", "%s: others may read the credential in it (mode %04o)", path, mode)
-	case holds == quiet && mode&0o044 != 0:
+		return failure("chmod 0600 "+path+"; then create a new credential: others may have read this one", "%s: others may read the credential in it (mode %04o)", path, mode)
+	case holds == private && mode&0o044 != 0:
 		return warning("chmod 0600 "+path, "%s: others may read it (mode %04o)", path, mode)
 	}
 	return ok("%s: mode %04o", path, mode)
@@ -53,28 +52,28 @@ func checkConfiguration(_ context.Context, e *examination) checkup.Result {
 		f = ok("no file %s: flags and defaults", e.ConfigFile)
 		if e.isUnconfigured() {
 			f = failure("write it (docs/configuration.md), then restart the kubelet: kubelet-authenticator prepare then switches the kubelet over",
-				"there is no file %s, so the drop-in %s changes nothing: the kubelet requests its certificates by itself, without evidence", e.ConfigFile, e.dropIn())
+				"there is no file %s, so the drop-in %s changes nothing: the kubelet requests its certificates itself, without attestation", e.ConfigFile, e.dropIn())
 		}
 	case err != nil:
-		f = judgeTrust(err)
+		f = untrustedResult(err)
 	default:
 		f = ok("%s", e.ConfigFile)
 	}
 	if errors.Is(e.ConfigErr, fs.ErrPermission) {
-		return skipped("%s: %v: the other checks go by flags and defaults", e.ConfigFile, errNeedsRoot)
+		return skipped("%s: %v: the other checks use flags and defaults", e.ConfigFile, errNeedsRoot)
 	}
 	if e.ConfigErr != nil {
 		failed := reason.AsFailure(e.ConfigErr)
 		return checkup.Worst(f, failure(failed.Hint, "%v", failed))
 	}
 	if path := e.Config.MetricsTextfile; path != "" {
-		f = checkup.Worst(f, judgeTextfile(path))
+		f = checkup.Worst(f, assessTextfile(path))
 	}
 	return f
 }
 
-// judgeTextfile checks the directory of the metrics, which the plugin never creates.
-func judgeTextfile(path string) checkup.Result {
+// assessTextfile checks the directory of the metrics, which the plugin never creates.
+func assessTextfile(path string) checkup.Result {
 	dir := filepath.Dir(path)
 	const remedy = "name a file in the directory that node-exporter has in --collector.textfile.directory"
 	info, err := os.Stat(dir)
@@ -92,7 +91,7 @@ func judgeTextfile(path string) checkup.Result {
 // files are the files of the certificate directory.
 var files = map[string]sensitivity{
 	cache.CurrentFile: secret, cache.PendingFile: secret, cache.BootstrapFile: secret,
-	cache.StateFile: quiet, cache.LockFile: quiet, cache.LogFile: quiet,
+	cache.StateFile: private, cache.LockFile: private, cache.LogFile: private,
 }
 
 func checkDirectory(_ context.Context, e *examination) checkup.Result {
@@ -100,19 +99,19 @@ func checkDirectory(_ context.Context, e *examination) checkup.Result {
 	info, err := os.Lstat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return warning("the plugin makes it at its first run", "%s: does not exist", path)
+		return warning("the plugin creates it in its first run", "%s: does not exist", path)
 	case errors.Is(err, fs.ErrPermission):
 		return skipped("%s: %v", path, errNeedsRoot)
 	case err != nil:
-		return failure("name another with --cert-dir", "%v", err)
+		return failure("name another directory with --cert-dir", "%v", err)
 	}
 	findings := []checkup.Result{ok("%s: mode %04o", path, info.Mode().Perm())}
 	if err := e.dir.Check(); err != nil {
-		findings = append(findings, failure(fmt.Sprintf("chown root %s; chmod 0700 %[1]s; or name another with --cert-dir", path), "%v", err))
+		findings = append(findings, failure(fmt.Sprintf("chown root %s; chmod 0700 %[1]s; or name another directory with --cert-dir", path), "%v", err))
 	} else if info.Mode().IsDir() && info.Mode().Perm()&0o055 != 0 {
-		findings = append(findings, warning("chmod 0700 "+path, "%s: others may look into it (mode %04o)", path, info.Mode().Perm()))
+		findings = append(findings, warning("chmod 0700 "+path, "%s: others may list its files (mode %04o)", path, info.Mode().Perm()))
 	}
-	findings = append(findings, judgeParents(path)...)
+	findings = append(findings, assessParents(path)...)
 	entries, err := os.ReadDir(path)
 	if errors.Is(err, fs.ErrPermission) {
 		return checkup.Worst(append(findings[1:], skipped("%s: %v", path, errNeedsRoot))...)
@@ -120,11 +119,11 @@ func checkDirectory(_ context.Context, e *examination) checkup.Result {
 	if err != nil {
 		return checkup.Worst(append(findings, failure("see dmesg for errors of the disk", "%v", err))...)
 	}
-	return checkup.Worst(append(findings, judgeEntries(path, entries)...)...)
+	return checkup.Worst(append(findings, assessEntries(path, entries)...)...)
 }
 
-// judgeTrust makes a finding of an error of package trustedfile.
-func judgeTrust(err error) checkup.Result {
+// untrustedResult returns the result for an error of package trustedfile.
+func untrustedResult(err error) checkup.Result {
 	var untrusted *trustedfile.Error
 	if errors.As(err, &untrusted) {
 		return failure(untrusted.Hint, "%v", err)
@@ -132,15 +131,15 @@ func judgeTrust(err error) checkup.Result {
 	return skipped("%v", err)
 }
 
-// judgeParents finds a folder above in which others could replace this path.
-func judgeParents(path string) []checkup.Result {
+// assessParents fails if others could replace this path in one of its parent folders.
+func assessParents(path string) []checkup.Result {
 	if err := trustedfile.Check(filepath.Dir(path)); err != nil {
-		return []checkup.Result{judgeTrust(fmt.Errorf("%s: %w", path, err))}
+		return []checkup.Result{untrustedResult(fmt.Errorf("%s: %w", path, err))}
 	}
 	return nil
 }
 
-func judgeEntries(dir string, entries []os.DirEntry) []checkup.Result {
+func assessEntries(dir string, entries []os.DirEntry) []checkup.Result {
 	var findings []checkup.Result
 	var aside []string
 	for _, entry := range entries {
@@ -152,9 +151,9 @@ func judgeEntries(dir string, entries []os.DirEntry) []checkup.Result {
 		}
 		info, err := os.Lstat(path)
 		if !known || isAside || err != nil {
-			continue // no program reads it
+			continue // this program does not read the file
 		}
-		findings = append(findings, judgeFile(path, info, holds))
+		findings = append(findings, assessFile(path, info, holds))
 	}
 	if len(aside) > 0 {
 		slices.Sort(aside)
@@ -170,7 +169,7 @@ func checkCertificate(_ context.Context, e *examination) checkup.Result {
 	case errors.Is(err, errNeedsRoot):
 		return skipped("%v", err)
 	case errors.Is(err, fs.ErrNotExist):
-		return failure("see last-result; a run of the plugin requests one", "%s: there is none yet", file)
+		return failure("see last-result; a run of the plugin requests one", "%s: there is no certificate yet", file)
 	case err != nil:
 		return failure("the plugin sets it aside and requests another: see last-result", "%v", err)
 	}
@@ -180,7 +179,7 @@ func checkCertificate(_ context.Context, e *examination) checkup.Result {
 	var unusable *cache.UnusableError
 	if err := cache.CheckNodeCertificate(leaf, "", e.Now()); errors.As(err, &unusable) {
 		if unusable.Early {
-			return warning("check this machine's clock", "%s: not yet, by this machine's clock", span)
+			return warning("check this machine's clock", "%s: by this machine's clock, it is not valid yet", span)
 		}
 		return failure("the plugin requests another: see last-result", "%s: %v", file, err)
 	}
@@ -190,7 +189,7 @@ func checkCertificate(_ context.Context, e *examination) checkup.Result {
 	case err != nil:
 		findings = append(findings, warning("set nodeName", "%v", err))
 	case node.Name != pair.NodeName() && node.Derived:
-		findings = append(findings, warning("set nodeName to settle it", "it is for node %s, but this host is called %s", pair.NodeName(), node.Name))
+		findings = append(findings, warning("set nodeName", "it is for node %s, but this host is called %s", pair.NodeName(), node.Name))
 	case node.Name != pair.NodeName():
 		findings = append(findings, failure("set nodeName; the plugin then requests another certificate", "it is for node %s, but this is node %s", pair.NodeName(), node.Name))
 	}

@@ -44,21 +44,21 @@ func checkSigner(ctx context.Context, e *examination) checkup.Result {
 	if f != nil {
 		return *f
 	}
-	result, err := a.call(ctx, http.MethodGet, csrPath, url.Values{"fieldSelector": {"spec.signerName=" + name}, "limit": {signerSample}}, nil)
-	if f := unanswered(result, err); f != nil {
+	answer, err := a.call(ctx, http.MethodGet, csrPath, url.Values{"fieldSelector": {"spec.signerName=" + name}, "limit": {signerSample}}, nil)
+	if f := unanswered(answer, err); f != nil {
 		return *f
 	}
-	if result.Status != http.StatusOK {
-		return skipped("this node has had no certificate yet, and %s may not list the requests of others (%d)", a.credential, result.Status)
+	if answer.Status != http.StatusOK {
+		return skipped("this node has had no certificate yet, and %s may not list the requests of others (%d)", a.credential, answer.Status)
 	}
 	var list certificatesv1.CertificateSigningRequestList
-	if err := json.Unmarshal(result.Body, &list); err != nil {
+	if err := json.Unmarshal(answer.Body, &list); err != nil {
 		return skipped("list of requests: %v", err)
 	}
-	return judgeSigner(name, list.Items)
+	return assessSigner(name, list.Items)
 }
 
-func judgeSigner(name string, requests []certificatesv1.CertificateSigningRequest) checkup.Result {
+func assessSigner(name string, requests []certificatesv1.CertificateSigningRequest) checkup.Result {
 	var last time.Time
 	var which string
 	for i := range requests {
@@ -95,13 +95,13 @@ func checkLastResult(ctx context.Context, e *examination) checkup.Result {
 	// A failure of the worker with this request counts more than the age of the request.
 	stuck := last != nil && last.Reason != "" && last.Reason != string(reason.WaitingForSigner) && pending != nil && last.Finished.After(pending.Last().FiledAt)
 	if pending != nil && !stuck {
-		return e.judgePending(ctx, pending, state)
+		return e.assessPending(ctx, pending, state)
 	}
 	switch {
 	case last == nil:
 		return skipped("no worker has ended yet, and no request is pending")
 	case last.Reason == "" && last.Message != "":
-		// hasty: issued again and again
+		// certificates were issued again and again in a short time
 		return warning(last.Hint, "%s: %s", since(last.Finished), last.Message)
 	case last.Reason == "":
 		return ok("%s: a certificate was issued, CertificateSigningRequest %s%s", since(last.Finished), last.Request, challengeTook(last.Phases))
@@ -111,7 +111,7 @@ func checkLastResult(ctx context.Context, e *examination) checkup.Result {
 
 func since(at time.Time) string { return at.UTC().Format(time.RFC3339) }
 
-// challengeTook says how long the controller took to answer the hello, if there was one.
+// challengeTook returns how long the controller took to answer the hello, "" without a hello.
 func challengeTook(phases []cache.Phase) string {
 	for _, phase := range phases {
 		if phase.Name == string(enrol.StepChallenge) {
@@ -129,9 +129,9 @@ func (e *examination) waitsFor(ctx context.Context, pending *cache.Pending, stat
 	if f != nil {
 		return nodestate.WaitsFor(pending, state)
 	}
-	result, err := a.call(ctx, http.MethodGet, csrPath+"/"+last.Name, nil, nil)
+	answer, err := a.call(ctx, http.MethodGet, csrPath+"/"+last.Name, nil, nil)
 	var object certificatesv1.CertificateSigningRequest
-	if err != nil || result.Status != http.StatusOK || json.Unmarshal(result.Body, &object) != nil || !bytes.Equal(object.Spec.Request, last.Request) {
+	if err != nil || answer.Status != http.StatusOK || json.Unmarshal(answer.Body, &object) != nil || !bytes.Equal(object.Spec.Request, last.Request) {
 		return nodestate.WaitsFor(pending, state)
 	}
 	classify := csr.Classify
@@ -142,8 +142,8 @@ func (e *examination) waitsFor(ctx context.Context, pending *cache.Pending, stat
 	return waiting, err == nil && classify(&object).Outcome == csr.Pending
 }
 
-// judgePending judges a pending request by its age.
-func (e *examination) judgePending(ctx context.Context, pending *cache.Pending, state *cache.State) checkup.Result {
+// assessPending assesses a pending request by its age.
+func (e *examination) assessPending(ctx context.Context, pending *cache.Pending, state *cache.State) checkup.Result {
 	request := pending.Last()
 	waits := "its certificate"
 	if request.Hello {

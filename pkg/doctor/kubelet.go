@@ -30,7 +30,7 @@ func (e *examination) enableRemedy() string {
 }
 
 // confPath returns the path of a kubelet's kubeconfig. For a kubelet without --kubeconfig it is the
-// configuration's.
+// path in the configuration.
 func (e *examination) confPath(k *kubeletProcess) string {
 	if k.flags.Kubeconfig == "" {
 		return e.Config.KubeletKubeconfig
@@ -38,8 +38,8 @@ func (e *examination) confPath(k *kubeletProcess) string {
 	return k.path(k.flags.Kubeconfig)
 }
 
-// readConf reads the kubelet's kubeconfig: that of the first running kubelet, else the
-// configuration's.
+// readConf reads the kubeconfig of the first running kubelet, else the one that the configuration
+// names.
 func (e *examination) readConf() kubelet.Kubeconfig {
 	path := e.Config.KubeletKubeconfig
 	if all, err := e.running(); err == nil {
@@ -48,29 +48,29 @@ func (e *examination) readConf() kubelet.Kubeconfig {
 	return kubelet.ReadKubeconfig(path, "")
 }
 
-// eachKubelet returns the worst finding of the running kubelets. One that could not be examined is
-// not OK.
-func (e *examination) eachKubelet(judge func(*kubeletProcess) checkup.Result) checkup.Result {
+// eachKubelet returns the worst result of the running kubelets. It is not OK if a kubelet could not
+// be assessed.
+func (e *examination) eachKubelet(assess func(*kubeletProcess) checkup.Result) checkup.Result {
 	all, err := e.running()
 	if err != nil {
 		return skipped("no running kubelet")
 	}
 	var findings []checkup.Result
-	var unseen *checkup.Result
+	var notAssessed *checkup.Result
 	for _, k := range all {
-		f := judge(k)
+		f := assess(k)
 		if len(all) > 1 {
 			f.Message = fmt.Sprintf("process %d: %s", k.pid, f.Message)
 		}
 		if f.Status == checkup.Skipped {
-			unseen = &f
+			notAssessed = &f
 		}
 		findings = append(findings, f)
 	}
-	if f := checkup.Worst(findings...); f.Status != checkup.OK || unseen == nil {
+	if f := checkup.Worst(findings...); f.Status != checkup.OK || notAssessed == nil {
 		return f
 	}
-	return *unseen
+	return *notAssessed
 }
 
 func checkKubelet(_ context.Context, e *examination) checkup.Result {
@@ -81,7 +81,7 @@ func checkKubelet(_ context.Context, e *examination) checkup.Result {
 	case err != nil:
 		return skipped("%v", err)
 	}
-	f := e.eachKubelet(e.judgeStart)
+	f := e.eachKubelet(e.assessStart)
 	if len(all) == 1 {
 		return f
 	}
@@ -92,13 +92,13 @@ func checkKubelet(_ context.Context, e *examination) checkup.Result {
 	return checkup.Worst(warning("stop all but one", "several kubelets run, processes %v: the checks below examine each", pids), f)
 }
 
-// judgeStart looks for changes since a kubelet was started.
-func (e *examination) judgeStart(k *kubeletProcess) checkup.Result {
+// assessStart warns about files that changed after the kubelet started.
+func (e *examination) assessStart(k *kubeletProcess) checkup.Result {
 	files, err := k.configFiles()
 	if err != nil {
-		files = nil // kubelet-rotation says so
+		files = nil // kubelet-rotation reports the error
 	}
-	// The kubelet knows a file that it wrote itself.
+	// The kubelet uses a kubeconfig that it wrote itself without reading the file again.
 	if conf := e.confPath(k); kubelet.ReadKubeconfig(conf, "").Kind != kubelet.Bootstrapped {
 		files = append([]string{conf}, files...)
 	}
@@ -134,13 +134,13 @@ func checkKubeletRotation(_ context.Context, e *examination) checkup.Result {
 	})
 }
 
-// eachConf returns the worst finding of the running kubelets' kubeconfigs. If no kubelet runs, it
-// judges the configuration's.
-func (e *examination) eachConf(judge func(kubelet.Kubeconfig) checkup.Result) checkup.Result {
+// eachConf returns the worst result of the running kubelets' kubeconfigs. If no kubelet runs, it
+// assesses the kubeconfig that the configuration names.
+func (e *examination) eachConf(assess func(kubelet.Kubeconfig) checkup.Result) checkup.Result {
 	if _, err := e.running(); err != nil {
-		return judge(e.conf())
+		return assess(e.conf())
 	}
-	return e.eachKubelet(func(k *kubeletProcess) checkup.Result { return judge(kubelet.ReadKubeconfig(e.confPath(k), "")) })
+	return e.eachKubelet(func(k *kubeletProcess) checkup.Result { return assess(kubelet.ReadKubeconfig(e.confPath(k), "")) })
 }
 
 func checkKubeconfig(_ context.Context, e *examination) checkup.Result {
@@ -151,28 +151,28 @@ func checkKubeconfig(_ context.Context, e *examination) checkup.Result {
 			}
 		}
 	}
-	return e.eachConf(e.judgeConf)
+	return e.eachConf(e.assessConf)
 }
 
-func (e *examination) judgeConf(k kubelet.Kubeconfig) checkup.Result {
-	// The kubelet would use its own certificate again. Without a configuration file its kubeconfig
-	// is what keeps the node up.
+func (e *examination) assessConf(k kubelet.Kubeconfig) checkup.Result {
+	// The kubelet's own certificate is removed, or the kubelet would use it again. Without a
+	// configuration file nothing is removed: only that kubeconfig keeps the node up.
 	rewrite := e.enableRemedy()
 	if !e.isUnconfigured() {
 		rewrite = fmt.Sprintf("systemctl stop kubelet; rm %s %s; %s", k.Path, filepath.Join(filepath.Dir(kubelet.RotatedFile), "kubelet-client-*"), rewrite)
 	}
 	switch k.Kind {
 	case kubelet.Ours:
-		return e.judgeOurs(k)
+		return e.assessOurs(k)
 	case kubelet.Missing:
-		return failure("the command `prepare` writes it if a bootstrap kubeconfig names the cluster", "%s: there is none", k.Path)
+		return failure("the command `prepare` writes it if a bootstrap kubeconfig names the cluster", "%s: the file does not exist", k.Path)
 	case kubelet.Bootstrapped:
 		return failure(rewrite, "%s: the kubelet wrote it after its own bootstrap; it uses %s, a certificate without attestation", k.Path, kubelet.RotatedFile)
 	case kubelet.ClientCertificate:
 		f := failure(rewrite, "%s: its user is a client certificate, not the plugin", k.Path)
 		if _, err := os.Stat(filepath.Join(e.Manifests, kubelet.ServerManifest)); err == nil {
 			f.Status = checkup.Warning
-			f.Message += "; as kubeadm init leaves a control plane"
+			f.Message += "; kubeadm init sets up control plane nodes like this"
 			f.Remedy = "list the node in the controller's unattestedNodes, or migrate it: " + f.Remedy
 		}
 		return f
@@ -186,21 +186,21 @@ func (e *examination) judgeConf(k kubelet.Kubeconfig) checkup.Result {
 	return failure("move it away, and: "+rewrite, "%s: %s", k.Path, k.Kind)
 }
 
-// judgeOurs checks a file whose user is the plugin.
-func (e *examination) judgeOurs(k kubelet.Kubeconfig) checkup.Result {
+// assessOurs checks a file whose user is the plugin.
+func (e *examination) assessOurs(k kubelet.Kubeconfig) checkup.Result {
 	findings := []checkup.Result{ok("%s: its user is the plugin, its cluster %s", k.Path, k.Cluster.Server)}
 	if k.ClusterProblem != nil {
 		findings = append(findings, failure("correct its cluster, or write the file again with the command `kubeconfig`", "%v", k.ClusterProblem))
 	}
 	if info, err := os.Stat(k.Path); err == nil {
-		findings = append(findings, judgeFile(k.Path, info, quiet))
+		findings = append(findings, assessFile(k.Path, info, private))
 	}
 	return checkup.Worst(findings...)
 }
 
-func checkExec(_ context.Context, e *examination) checkup.Result { return e.eachConf(judgeExec) }
+func checkExec(_ context.Context, e *examination) checkup.Result { return e.eachConf(assessExec) }
 
-func judgeExec(k kubelet.Kubeconfig) checkup.Result {
+func assessExec(k kubelet.Kubeconfig) checkup.Result {
 	if k.Kind != kubelet.Ours {
 		return skipped("the plugin is not its user: see kubelet-kubeconfig")
 	}
@@ -212,23 +212,23 @@ func judgeExec(k kubelet.Kubeconfig) checkup.Result {
 	if err != nil {
 		return skipped("see kubelet-kubeconfig")
 	}
-	// it is there: that is what Ours means
+	// Kind Ours guarantees that the user and its exec stanza exist.
 	user := config.AuthInfos[config.Contexts[config.CurrentContext].AuthInfo].Exec
-	findings := append([]checkup.Result{ok("%s, %s", user.Command, user.APIVersion)}, judgeCommand(user.Command)...)
+	findings := append([]checkup.Result{ok("%s, %s", user.Command, user.APIVersion)}, assessCommand(user.Command)...)
 	const writeAgain = "write the file again with the command `kubeconfig`"
 	switch user.APIVersion {
 	case clientauthentication.SchemeGroupVersion.String():
 	case v1beta1.SchemeGroupVersion.String():
-		findings = append(findings, warning(writeAgain, "apiVersion is %s, and could be v1", user.APIVersion))
+		findings = append(findings, warning(writeAgain, "apiVersion is %s: use v1", user.APIVersion))
 	default:
 		findings = append(findings, failure(writeAgain, "apiVersion is %.64q: the plugin answers %s", user.APIVersion, clientauthentication.SchemeGroupVersion))
 	}
 	switch user.InteractiveMode {
 	case clientcmdapi.NeverExecInteractiveMode:
 	case clientcmdapi.IfAvailableExecInteractiveMode:
-		findings = append(findings, warning(writeAgain, "interactiveMode is IfAvailable, and should be Never"))
+		findings = append(findings, warning(writeAgain, "interactiveMode is IfAvailable: use Never"))
 	default:
-		findings = append(findings, failure(writeAgain, "interactiveMode is %.64q, and the kubelet has no terminal: it has to be Never", string(user.InteractiveMode)))
+		findings = append(findings, failure(writeAgain, "interactiveMode is %.64q: it must be Never, because the kubelet has no terminal", string(user.InteractiveMode)))
 	}
 	if !user.ProvideClusterInfo {
 		findings = append(findings, warning(writeAgain, "provideClusterInfo is not set: the plugin cannot notice that the kubelet uses another cluster"))
@@ -236,16 +236,16 @@ func judgeExec(k kubelet.Kubeconfig) checkup.Result {
 	return checkup.Worst(findings...)
 }
 
-// judgeCommand checks the program that the kubelet would start as root.
-func judgeCommand(command string) []checkup.Result {
+// assessCommand checks the program that the kubelet would start as root.
+func assessCommand(command string) []checkup.Result {
 	if !filepath.IsAbs(command) {
 		where := "looks for it in PATH"
 		if strings.ContainsRune(command, filepath.Separator) {
 			where = "looks for it beside the kubeconfig"
 		}
-		return []checkup.Result{failure("name it by an absolute path: the command kubeconfig does", "command %q is relative: client-go %s", command, where)}
+		return []checkup.Result{failure("use an absolute path, as the command `kubeconfig` does", "command %q is relative: client-go %s", command, where)}
 	}
-	const remedy = "install the package again, or name the program where it is"
+	const remedy = "install the package again, or correct the path of the command"
 	info, err := os.Stat(command)
 	switch {
 	case errors.Is(err, fs.ErrPermission):
@@ -259,5 +259,5 @@ func judgeCommand(command string) []checkup.Result {
 	case trustedfile.Problem(info) != "":
 		return []checkup.Result{failure(trustedfile.Remedy(command), "command %s: %s, and the kubelet starts it as root", command, trustedfile.Problem(info))}
 	}
-	return judgeParents(command)
+	return assessParents(command)
 }

@@ -59,7 +59,7 @@ type attestor struct {
 	device   string // JSON
 	err      error
 	identify func(context.Context) // called first, if set
-	allowed  string                // what may be remembered, all if it is empty
+	allowed  string                // the remembered value that is allowed, all if it is empty
 }
 
 func (*attestor) Name() string                               { return "fake" }
@@ -84,7 +84,7 @@ func (a *attestor) Identify(ctx context.Context) (any, error) {
 	return json.RawMessage(a.device), a.err
 }
 
-// deviceless is a provider without a device, and with one round.
+// deviceless is a provider without a device and without a challenge.
 type deviceless struct{}
 
 func (deviceless) Name() string                                               { return "deviceless" }
@@ -94,13 +94,13 @@ func (deviceless) Caution() string                                            { 
 func (deviceless) ProviderID(context.Context) (string, error)                 { return "", nil }
 func (deviceless) Evidence(context.Context, provider.Request) ([]byte, error) { return nil, nil }
 
-// reply is what the API server answers to one path.
+// reply is the API server's answer for one path.
 type reply struct {
 	status int
 	body   string
 }
 
-// machine is a node that is as it should be, until a test changes it.
+// machine is a node without problems, until a test changes it.
 type machine struct {
 	t                           *testing.T
 	root, proc, conf, bootstrap string
@@ -118,9 +118,9 @@ type machine struct {
 	timeout                     time.Duration
 
 	mu       sync.Mutex
-	replies  map[string]reply // by method and path; a path that ends with / stands for all below
+	replies  map[string]reply // by method and path; a path that ends with / matches all paths below
 	requests []string         // method, path and query
-	created  []string         // spec.signerName of what was posted
+	created  []string         // spec.signerName of the created requests
 }
 
 // unhurried is a time limit that no run of these tests reaches.
@@ -141,7 +141,7 @@ func newMachine(t *testing.T) *machine {
 	m.ca, m.caKey = newCA(t)
 	m.serve()
 	m.write(m.command, "#!/bin/sh\n", 0o755)
-	m.write(m.kubeletConfig, "rotateCertificates: true\n", 0o644) // which the flag beats
+	m.write(m.kubeletConfig, "rotateCertificates: true\n", 0o644) // the flag overrides it
 	m.run("--kubeconfig="+m.conf, "--config="+m.kubeletConfig, "--rotate-certificates=false", "--hostname-override="+nodeName)
 	m.writeConf()
 	m.install(nodeName, time.Now().Add(-time.Hour), time.Now().Add(23*time.Hour))
@@ -218,8 +218,8 @@ func (m *machine) serve(bounds ...time.Time) {
 	m.cluster = cache.Origin{Server: m.server.URL, CertificateAuthorityData: pemOf("CERTIFICATE", m.ca.Raw)}
 }
 
-// answer is an API server that knows the node's certificate and the token, and grants what a node
-// needs.
+// answer serves requests as an API server that accepts the node's certificate and the token, and
+// grants the rights that a node needs.
 func (m *machine) answer(w http.ResponseWriter, r *http.Request) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -288,7 +288,7 @@ func (m *machine) write(path, content string, mode os.FileMode) {
 	}
 }
 
-// fifo puts a fifo in a file's place.
+// fifo replaces a file by a fifo.
 func (m *machine) fifo(path string) {
 	m.t.Helper()
 	if err := errors.Join(os.RemoveAll(path), syscall.Mkfifo(path, 0o600)); err != nil {
@@ -326,7 +326,7 @@ func (m *machine) process(pid int, comm string, args ...string) {
 	}
 }
 
-// run has the kubelet run with these flags, among other processes.
+// run adds a kubelet with these flags, among other processes.
 func (m *machine) run(flags ...string) {
 	m.t.Helper()
 	m.process(1, "systemd", "/sbin/init")
@@ -336,7 +336,7 @@ func (m *machine) run(flags ...string) {
 	m.write(filepath.Join(m.proc, "uptime"), "1 1\n", 0o444)
 }
 
-// started has /proc say when the kubelet was started.
+// started sets the start time of the kubelet in the fake proc file system.
 func (m *machine) started(at time.Time) {
 	m.t.Helper()
 	const uptime = 1000
@@ -345,7 +345,7 @@ func (m *machine) started(at time.Time) {
 	m.write(filepath.Join(m.proc, strconv.Itoa(kubeletPID), "stat"), fmt.Sprintf("%d (a ) 1 b) S%s %d 0 0\n", kubeletPID, strings.Repeat(" 7", 18), uptime*100), 0o444)
 }
 
-// age has a file be written some time ago.
+// age sets the modification time of a file.
 func (m *machine) age(path string, ago time.Duration) {
 	m.t.Helper()
 	at := time.Now().Add(-ago)
@@ -454,7 +454,7 @@ func (m *machine) options() Options {
 	}
 }
 
-// tree describes what is below root.
+// tree describes all files below root.
 func tree(t *testing.T, root string) string {
 	t.Helper()
 	var out strings.Builder
@@ -475,7 +475,7 @@ func tree(t *testing.T, root string) string {
 	return out.String()
 }
 
-// examine runs all checks. With any result, nothing may be changed and no secret shown.
+// examine runs all checks. They must change no file and show no secret, whatever the results are.
 func (m *machine) examine() map[string]checkup.Result {
 	m.t.Helper()
 	before := tree(m.t, m.root)

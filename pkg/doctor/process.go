@@ -24,7 +24,7 @@ import (
 const kubeletName = "kubelet"
 
 // errNoKubelet says that no kubelet runs.
-var errNoKubelet = errors.New("no process of the name kubelet")
+var errNoKubelet = errors.New("no process named kubelet")
 
 // kubeletProcess is a running kubelet.
 type kubeletProcess struct {
@@ -86,14 +86,14 @@ func KubeletsOf(kubeconfig string) ([]int, error) {
 	return pids, err
 }
 
-// isSameFile reports whether two paths name the same file, or are the same while there is none.
+// isSameFile reports whether two paths name the same file, or are equal.
 func isSameFile(a, b string) bool {
 	infoA, errA := os.Stat(a)
 	infoB, errB := os.Stat(b)
 	return filepath.Clean(a) == filepath.Clean(b) || errA == nil && errB == nil && os.SameFile(infoA, infoB)
 }
 
-// bootTime returns when the machine was started, by its current clock, to the second.
+// bootTime returns when the machine booted, by its current clock, to the second.
 func bootTime(proc string) time.Time {
 	data, err := os.ReadFile(filepath.Join(proc, "stat"))
 	if err != nil {
@@ -113,10 +113,10 @@ func bootTime(proc string) time.Time {
 // platforms.
 const userHZ = 100
 
-// startTime returns when a process was started.
+// startTime returns when a process started.
 func startTime(dir string, boot time.Time) time.Time {
-	// counted from the third field: the second one, comm, is in parentheses and may have any
-	// content
+	// The index counts from the third field. The second field, comm, is in parentheses and may have
+	// any content.
 	const starttime = 22 - 3
 	data, err := os.ReadFile(filepath.Join(dir, "stat"))
 	if err != nil || boot.IsZero() {
@@ -133,12 +133,12 @@ func startTime(dir string, boot time.Time) time.Time {
 	return boot.Add(time.Duration(ticks) * (time.Second / userHZ))
 }
 
-// timeSlack is how much later than a process a file may have been written that the process has
-// read. The time of the boot is known to the second only.
+// timeSlack allows for the precision of the boot time, which /proc gives in seconds. A file that
+// was written at most this long after a process started does not count as unread.
 const timeSlack = 2 * time.Second
 
-// unread returns the files that were written after the process was started: the kubelet reads them
-// once.
+// unread returns the files that were written after the process started. The kubelet reads them only
+// when it starts.
 func (k *kubeletProcess) unread(files ...string) []string {
 	var newer []string
 	for _, file := range files {
@@ -152,12 +152,12 @@ func (k *kubeletProcess) unread(files ...string) []string {
 func mountNamespace(proc, pid string) string {
 	link, err := os.Readlink(filepath.Join(proc, pid, "ns", "mnt"))
 	if err != nil {
-		return "" // it takes the right to look into that process
+		return "" // this user may not read it
 	}
 	return link
 }
 
-// readProcess returns the process if it is a kubelet. It is nil if the process is something else,
+// readProcess returns the process if it is a kubelet. It is nil if the process is another program,
 // or has ended.
 func readProcess(dir string, pid int) *kubeletProcess {
 	comm, err := os.ReadFile(filepath.Join(dir, "comm"))
@@ -166,7 +166,7 @@ func readProcess(dir string, pid int) *kubeletProcess {
 	}
 	line, err := os.ReadFile(filepath.Join(dir, "cmdline"))
 	if err != nil || len(line) == 0 {
-		return nil // a zombie has none
+		return nil // a zombie has no command line
 	}
 	var args []string
 	for arg := range bytes.SplitSeq(bytes.TrimSuffix(line, []byte{0}), []byte{0}) {
@@ -175,7 +175,7 @@ func readProcess(dir string, pid int) *kubeletProcess {
 	if strings.TrimSpace(string(comm)) != kubeletName && filepath.Base(args[0]) != kubeletName {
 		return nil
 	}
-	cwd, _ := os.Readlink(filepath.Join(dir, "cwd")) // the same right
+	cwd, _ := os.Readlink(filepath.Join(dir, "cwd")) // "" if this user may not read it
 	return &kubeletProcess{pid: pid, flags: kubelet.ParseFlags(args), configDir: configDir(args), cwd: cwd}
 }
 

@@ -15,17 +15,17 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
 
-// unitDirs are where systemd looks for drop-ins (systemd.unit(5)), those of the kubelet's unit.
+// unitDirs are the directories of drop-ins for the kubelet's unit (systemd.unit(5)).
 var unitDirs = []string{
 	"/etc/systemd/system/kubelet.service.d", "/run/systemd/system/kubelet.service.d",
 	"/usr/local/lib/systemd/system/kubelet.service.d", "/usr/lib/systemd/system/kubelet.service.d",
 }
 
 // switchOnRemedy says how this program is switched on.
-const switchOnRemedy = "to switch it on, install the drop-in for kubelet.service and write the configuration file; to examine other places, name them with flags"
+const switchOnRemedy = "to switch it on, install the drop-in for kubelet.service and write the configuration file; to examine other files, name them with flags"
 
 // whyNotSwitchedOn returns what is missing on a machine without any configuration of this program.
-// It is empty if any part is there, or this user may not see it: then the checks find out more.
+// It returns "" if any part exists, or this user may not read it: then the checks run.
 func (e *examination) whyNotSwitchedOn() string {
 	if e.Explicit || e.ConfigErr != nil || exists(e.ConfigFile) {
 		return ""
@@ -46,7 +46,7 @@ func (e *examination) whyNotSwitchedOn() string {
 // dropIn returns the path of an installed drop-in of this program for kubelet.service, or "".
 func (e *examination) dropIn() string {
 	for _, dir := range e.UnitDirs {
-		// the pattern is valid, and an error of the file system is no match
+		// the pattern is valid; an error of the file system counts as no match
 		if dropIns, _ := filepath.Glob(filepath.Join(dir, "*kubelet-authenticator*.conf")); len(dropIns) > 0 {
 			return dropIns[0]
 		}
@@ -60,7 +60,7 @@ func (e *examination) isUnconfigured() bool {
 	return e.dropIn() != "" && !exists(e.ConfigFile) && !kubelet.ReadKubeconfig(e.Config.KubeletKubeconfig, "").NamesThisProgram()
 }
 
-// exists reports whether there is a file, also if this user may not see it.
+// exists reports whether a file exists. It returns true if this user may not see it.
 func exists(path string) bool {
 	_, err := os.Stat(path)
 	return !errors.Is(err, fs.ErrNotExist)
@@ -73,8 +73,8 @@ func isEmpty(dir cache.Dir) bool {
 	return errors.Is(err, fs.ErrNotExist) || err == nil && len(entries) == 0
 }
 
-// notSwitchedOn is the report for a machine without any configuration. One check says so, and the
-// others are skipped.
+// notSwitchedOn returns the report for a machine without any configuration. One check fails, and
+// the others are skipped.
 func notSwitchedOn(why string) Report {
 	checks := Checks()
 	results := make([]checkup.Result, len(checks))
@@ -87,7 +87,7 @@ func notSwitchedOn(why string) Report {
 	return r
 }
 
-// textNotSwitchedOn is the report in two lines.
+// textNotSwitchedOn returns the report in two lines.
 func (r Report) textNotSwitchedOn() string {
 	first := r.Checks[0]
 	return fmt.Sprintf("%s\nremedy: %s\n", strings.TrimSpace(first.Message), first.Remedy)

@@ -13,7 +13,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
 
-// stock is a machine whose kubelet has joined without this program.
+// stock returns a machine whose kubelet has joined without this program.
 func stock(t *testing.T) *machine {
 	m := newMachine(t)
 	m.remove(m.certs.Path())
@@ -22,7 +22,7 @@ func stock(t *testing.T) *machine {
 	return m
 }
 
-// A machine without any configuration gets one answer in place of a list of failures.
+// A machine without any configuration gets one result in place of a list of failures.
 func TestNotSwitchedOn(t *testing.T) {
 	for name, change := range map[string]func(*machine){
 		"joined without this program": func(*machine) {},
@@ -32,7 +32,7 @@ func TestNotSwitchedOn(t *testing.T) {
 				m.t.Fatal(err)
 			}
 		},
-		"a drop-in of somebody else's": func(m *machine) { m.write(filepath.Join(m.root, "kubelet.service.d", "10-kubeadm.conf"), "", 0o644) },
+		"a drop-in of another program": func(m *machine) { m.write(filepath.Join(m.root, "kubelet.service.d", "10-kubeadm.conf"), "", 0o644) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := stock(t)
@@ -55,7 +55,7 @@ func TestNotSwitchedOn(t *testing.T) {
 	}
 }
 
-// One trace of this program is enough for an examination.
+// One file of this program is enough for an examination.
 func TestSwitchedOn(t *testing.T) {
 	for name, change := range map[string]func(*machine, *Options){
 		"a configuration file":        func(m *machine, _ *Options) { m.write(filepath.Join(m.root, "config.yaml"), "", 0o600) },
@@ -78,7 +78,7 @@ func TestSwitchedOn(t *testing.T) {
 	}
 }
 
-// The flags that were taken are the first that is said.
+// The report begins with the flags that come from the kubelet's kubeconfig.
 func TestExecFlagsAreReported(t *testing.T) {
 	m := newMachine(t)
 	options := m.options()

@@ -291,11 +291,11 @@ func (e *ForeignError) Error() string {
 	k := e.Kubeconfig
 	switch {
 	case k.Problem != nil:
-		return "it is not changed: " + k.Problem.Error()
+		return "the kubeconfig is not changed: " + k.Problem.Error()
 	case k.Kind == Ours:
-		return k.Path + ": it is not changed: it holds more than this program wrote"
+		return k.Path + ": is not changed: it has more than this program wrote"
 	}
-	return k.Path + ": it is not changed: " + k.Kind.String()
+	return k.Path + ": is not changed: " + k.Kind.String()
 }
 
 // WriteKubeconfig writes our kubeconfig if there is none, or replaces another of ours. It refuses

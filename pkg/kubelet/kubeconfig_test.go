@@ -25,8 +25,8 @@ func encode(t testing.TB, config *clientcmdapi.Config) []byte {
 	return data
 }
 
-// What is rendered is what client-go reads: an exec user that never asks, and is told of the
-// cluster.
+// client-go can read the rendered kubeconfig. Its exec user is never interactive, and gets the
+// cluster's information.
 func TestRenderKubeconfig(t *testing.T) {
 	cluster := newCluster(t, "https://10.0.0.1:6443")
 	cluster.TLSServerName, cluster.ProxyURL = "kubernetes", "http://proxy:3128"
@@ -130,8 +130,8 @@ func TestWriteKubeconfig(t *testing.T) {
 	}
 }
 
-// Whatever stands beside the exec stanza goes first in client-go: the file is none of ours then,
-// neither to start with nor to write over.
+// client-go prefers any other credential to the exec stanza. Such a file is not ours: it is neither
+// used nor overwritten.
 func TestACredentialBesideThePlugin(t *testing.T) {
 	cluster := newCluster(t, "https://10.0.0.1:6443")
 	cert, key := certificate(t)
@@ -171,7 +171,7 @@ func TestACredentialBesideThePlugin(t *testing.T) {
 	}
 }
 
-// No kind leaks what it read.
+// No kind's text quotes the file.
 func TestReadKubeconfigSaysNoSecret(t *testing.T) {
 	m := newMachine(t)
 	const secret = "abcdef.0123456789abcdef"

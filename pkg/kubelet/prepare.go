@@ -119,7 +119,7 @@ func Prepare(s Setup, say func(string)) (Preparation, error) {
 		return p.Preparation, &UnpreparedError{err}
 	}
 	if !settled {
-		p.disable(fmt.Sprintf("there is no %s, and no bootstrap kubeconfig that says which cluster to join", s.Kubeconfig))
+		p.disable(fmt.Sprintf("there is no %s, and no bootstrap kubeconfig that names a cluster", s.Kubeconfig))
 		return p.Preparation, nil
 	}
 	p.Enabled = true

@@ -17,7 +17,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
-// Whatever makes the machine none of ours, the environment file goes and nothing else is touched.
+// On a machine that is not ours, the environment file is removed and no other file changes.
 func TestPrepareLeavesTheMachineAlone(t *testing.T) {
 	cluster := newCluster(t, "https://10.0.0.1:6443")
 	cert, key := certificate(t)
@@ -39,12 +39,12 @@ func TestPrepareLeavesTheMachineAlone(t *testing.T) {
 			m.Static = filepath.Join(m.root, "static.conf")
 			m.put(m.Static, kubeconfig(t, cluster, token("static")))
 			m.enrolled(cluster)
-		}, "which cluster to join"},
+		}, "that names a cluster"},
 		"kubelet.conf of ours, and nothing to join with": {func(m *machine) {
 			m.must(os.Remove(m.Bootstrap))
 			m.put(m.Kubeconfig, kubeconfig(t, cluster, execUser(program)))
 		}, "neither"},
-		"a certificate, but no kubelet.conf": {func(m *machine) { m.must(os.Remove(m.Bootstrap)); m.enrolled(cluster) }, "which cluster to join"},
+		"a certificate, but no kubelet.conf": {func(m *machine) { m.must(os.Remove(m.Bootstrap)); m.enrolled(cluster) }, "that names a cluster"},
 		"kubeadm init's":                     {func(m *machine) { m.put(m.Kubeconfig, kubeconfig(t, cluster, certUser)) }, "client certificate"},
 		"the kubelet's own": {func(m *machine) {
 			data, err := write("default-cluster", "default-auth", cluster, &clientcmdapi.AuthInfo{ClientCertificate: RotatedFile, ClientKey: RotatedFile})
@@ -99,7 +99,7 @@ func modTime(t *testing.T, tree, name string) time.Time {
 	return time.Time{}
 }
 
-// enabling are the machines on which the kubelet starts with us, and what is found there
+// enabling has the machines on which the kubelet starts with this program, and their files
 // afterwards.
 type enabling struct {
 	arrange func(*machine)
@@ -263,7 +263,7 @@ func TestPrepare(t *testing.T) {
 	}
 }
 
-// check looks at what was left behind.
+// check checks the files after Prepare.
 func (m *machine) check(c enabling, p Preparation) {
 	m.t.Helper()
 	if got, want := m.read(m.EnvFile), "KUBELET_KUBECONFIG_ARGS=--kubeconfig="+m.Kubeconfig+" --rotate-certificates=false\n"; got != want {
@@ -291,8 +291,7 @@ func (m *machine) check(c enabling, p Preparation) {
 	}
 }
 
-// Where the program was behind a link, an upgrade leaves a kubelet.conf that names a file which is
-// gone.
+// If the program was behind a link, an upgrade leaves a kubelet.conf that names a missing file.
 func TestPrepareAfterAnUpgrade(t *testing.T) {
 	cluster := newCluster(t, "https://10.0.0.1:6443")
 	more := "users:\n- name: more\n  user: {}\n"
@@ -339,7 +338,7 @@ func TestPrepareAfterAnUpgrade(t *testing.T) {
 	}
 }
 
-// Killed after any of its writes, it comes to the same with the next.
+// If Prepare is killed after any write, the next run has the same result.
 func TestPrepareIsKilled(t *testing.T) {
 	type killed struct{}
 	for name, c := range enablings(t) {
@@ -393,8 +392,8 @@ func TestPrepareWithAnOpenFolder(t *testing.T) {
 	}
 }
 
-// Without its environment file the kubelet would fetch a certificate by itself, with the bootstrap
-// kubeconfig that is there: then it must not start.
+// Without its environment file the kubelet would request a certificate itself with the existing
+// bootstrap kubeconfig. Then it must not start.
 func TestKubeletMustNotStart(t *testing.T) {
 	for name, arrange := range map[string]func(*machine){
 		"a file in place of its directory": func(m *machine) { m.put(filepath.Dir(m.EnvFile), nil) },
@@ -474,7 +473,7 @@ func TestUnreadableKubeletConf(t *testing.T) {
 	}
 }
 
-// Two at once do not take each other's half-written files away.
+// Two concurrent runs do not remove each other's half-written files.
 func TestPrepareBesideAnother(t *testing.T) {
 	cluster := newCluster(t, "https://10.0.0.1:6443")
 	for range 50 {
@@ -529,7 +528,7 @@ func TestCheckSetup(t *testing.T) {
 	}
 }
 
-// Links in the place of what is written are replaced or refused, never followed.
+// A link in place of a file to write is replaced or refused, and never followed.
 func TestPrepareFollowsNoLink(t *testing.T) {
 	m := newMachine(t)
 	m.put(m.Bootstrap, kubeconfig(t, newCluster(t, "https://10.0.0.1:6443"), token("secret")))

@@ -37,7 +37,7 @@ func nextCertificate(data []byte) (der, rest []byte, err error) {
 		size := int(binary.BigEndian.Uint16(data[3:]))
 		data = data[5:]
 		if size > len(data) {
-			return nil, nil, errors.New("certificate: its header promises more than there is")
+			return nil, nil, errors.New("certificate: it is shorter than its header says")
 		}
 		der, _, err := nextBare(bytes.TrimPrefix(data[:size], []byte{0x10, 0x02}))
 		return der, data[size:], err

@@ -38,7 +38,7 @@ func execute[R any, C tpm2.Command[R, *R]](t *TPM, name string, command C) (*R, 
 	return rsp, t.done(name, start, err)
 }
 
-// begin records the current command, for a Run that returns before the command ends.
+// begin stores the current command, for a Run that returns before the command ends.
 func (t *TPM) begin(name string) time.Time {
 	t.underWay.Store(&name)
 	return time.Now()

@@ -374,7 +374,7 @@ func (t *TPM) withEK(e template.EK, public []byte, f func(object) error) error {
 
 // ErrReset says that the TPM was reset while it was in use. Its keys are the same afterwards, so
 // another attempt can succeed.
-var ErrReset = errors.New("the TPM was reset meanwhile: it gave out a handle that is in use")
+var ErrReset = errors.New("the TPM was reset meanwhile: it returned a handle that is in use")
 
 // withPrimary makes a primary key of the endorsement hierarchy and calls f with it. It assumes that
 // the hierarchy's authorisation value is empty.

@@ -150,14 +150,14 @@ func sized[T tpm2.Marshallable, P interface {
 func checkPCRs(bank tpm2.TPMAlgID, pcrs []int) error {
 	// SHA-1 collisions are known: two logs could have one value.
 	if !slices.Contains([]tpm2.TPMAlgID{tpm2.TPMAlgSHA256, tpm2.TPMAlgSHA384, tpm2.TPMAlgSHA512}, bank) {
-		return &challengeError{fmt.Sprintf("PCR bank %#04x is none that can be trusted", uint16(bank))}
+		return &challengeError{fmt.Sprintf("PCR bank %#04x is not trusted", uint16(bank))}
 	}
 	if len(pcrs) == 0 {
-		return &challengeError{"wants no PCR"}
+		return &challengeError{"names no PCR"}
 	}
 	for i, pcr := range pcrs {
 		if pcr < 0 || pcr >= pcrCount || slices.Contains(pcrs[:i], pcr) {
-			return &challengeError{fmt.Sprintf("PCR %d does not exist, or is wanted twice", pcr)}
+			return &challengeError{fmt.Sprintf("PCR %d does not exist, or is named twice", pcr)}
 		}
 	}
 	return nil

@@ -140,7 +140,7 @@ func (r *Rules) Judge(in Input) Decision {
 // Input must be read live, or be the caller's own last write.
 func (r *Rules) JudgeSigning(in Input) Decision {
 	k, ours := r.kindOf(in.Request)
-	if !ours || !r.signedHere(in.Request.Spec.SignerName, k) || state.Of(in.Request) != state.Approved || r.leftToOtherApprovers(in, k) {
+	if !ours || !r.maySignFor(in.Request.Spec.SignerName, k) || state.Of(in.Request) != state.Approved || r.leftToOtherApprovers(in, k) {
 		return Decision{Outcome: Ignore}
 	}
 	if k.serving {
@@ -239,7 +239,7 @@ func (r *Rules) checkInput(in Input, k kind) (f findings) {
 	if in.Now.IsZero() {
 		f.deny(ReasonRefused, "no time was given")
 	}
-	if in.SignerUnavailable && (k.rehearsal || r.signedHere(in.Request.Spec.SignerName, k)) {
+	if in.SignerUnavailable && (k.rehearsal || r.maySignFor(in.Request.Spec.SignerName, k)) {
 		f.wait(ReasonSignerUnavailable, "there is no CA to sign with at present")
 	}
 	return f

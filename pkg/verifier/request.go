@@ -41,8 +41,8 @@ func (r *Rules) kindOf(object *certificatesv1.CertificateSigningRequest) (k kind
 	}, true
 }
 
-// signedHere reports whether a request is for a signer that this controller may sign for.
-func (r *Rules) signedHere(signer string, k kind) bool {
+// maySignFor reports whether this controller may sign requests of this kind for a signer.
+func (r *Rules) maySignFor(signer string, k kind) bool {
 	return !k.unattested && !k.rehearsal && (!k.serving || r.SignsServing(signer))
 }
 

@@ -164,12 +164,12 @@ func (r *Rules) findServingMachine(in Input, name string) (machine *Machine, rec
 func (r *Rules) checkForbidden(requested Addresses) (f findings) {
 	for _, name := range requested.DNSNames {
 		if r.forbidden.hasName(name) {
-			f.deny(ReasonAddressForbidden, "addresses: %.64q is no node's own", name)
+			f.deny(ReasonAddressForbidden, "addresses: %.64q is a reserved name, not the node's", name)
 		}
 	}
 	for _, ip := range requested.IPs {
 		if r.forbidden.hasIP(ip) {
-			f.deny(ReasonAddressForbidden, "addresses: %s is no node's own", ip)
+			f.deny(ReasonAddressForbidden, "addresses: %s is a reserved address, not the node's", ip)
 		}
 	}
 	return f

@@ -257,7 +257,7 @@ func (a *Attestor) issue(ctx context.Context, object *certificatesv1.Certificate
 	return nil, a.Cluster.SetCertificate(ctx, object.Name, certificate)
 }
 
-// RequestOf returns what the verifier is told of an object.
+// RequestOf returns the verifier's input for an object.
 func RequestOf(object *certificatesv1.CertificateSigningRequest) verifiertpm.Request {
 	usages := make([]string, 0, len(object.Spec.Usages))
 	for _, usage := range object.Spec.Usages {

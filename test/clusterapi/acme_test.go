@@ -53,7 +53,7 @@ func newAcme(t *testing.T) *acme {
 	return a
 }
 
-// launches has the platform give its instance of that name the machine's TPM.
+// launches makes the platform give the machine's TPM to its instance of that name.
 func (a *acme) launches(t *testing.T, m *computer, instance string) {
 	t.Helper()
 	public, err := m.chip.EK("ecc-p256")
@@ -69,7 +69,7 @@ func (a *acme) launches(t *testing.T, m *computer, instance string) {
 	}
 }
 
-// onAcme has the Machine be an instance of Acme's, and nobody write down its EK.
+// onAcme makes the Machine an instance of Acme, without an EK in an annotation.
 func onAcme(m *machine) {
 	m.providerID = "acme://" + m.name
 	m.object.Annotations = nil
@@ -77,8 +77,8 @@ func onAcme(m *machine) {
 	m.infra.Object["spec"] = map[string]any{"providerID": m.providerID}
 }
 
-// The example in docs/providers.md: the platform says whose TPM it is, also of one that it learns
-// of late. An instance with another TPM is refused.
+// The example in docs/providers.md: the platform says which machine has a TPM, also if it learns of
+// the TPM late. An instance with another TPM is refused.
 func TestAcmePlatform(t *testing.T) {
 	t.Parallel()
 	a := newAcme(t)
@@ -126,8 +126,8 @@ func TestAcmePlatform(t *testing.T) {
 	late.within(t, platformInterval+decided+slack)
 	t.Logf("the platform learned of it late: %s", time.Since(since).Round(time.Millisecond))
 
-	// The shipped program has no platform, and this one wants to be asked.
-	for program, says := range map[string]string{shared.controller: "knows no platform", a.program: "lacks Platform"} {
+	// The shipped program supports no platform, and Acme's program requires Platform.
+	for program, says := range map[string]string{shared.controller: "knows no platform", a.program: "must have Platform"} {
 		source := "Platform"
 		if program == a.program {
 			source = "Annotation"

@@ -60,7 +60,7 @@ func newArena(t *testing.T, w *world, name string, change func(*cluster)) *arena
 	return &arena{cluster: w.newCluster(t, name, change), honest: map[string]bool{}}
 }
 
-// trusts says that a certificate is in honest hands.
+// trusts notes that an honest machine has a certificate.
 func (a *arena) trusts(t *testing.T, certificate []byte) {
 	t.Helper()
 	_, leaf, err := csr.ParseCertificates(certificate)
@@ -72,21 +72,21 @@ func (a *arena) trusts(t *testing.T, certificate []byte) {
 	a.honest[string(leaf.RawSubjectPublicKeyInfo)] = true
 }
 
-// attests has an honest machine get a certificate.
+// attests gets a certificate for an honest machine.
 func (a *arena) attests(t *testing.T, m *machine) {
 	t.Helper()
 	m.attests(t)
 	a.trusts(t, m.certificate)
 }
 
-// enrols is attests by the plugin.
+// enrols is attests with the plugin.
 func (a *arena) enrols(t *testing.T, m *machine) {
 	t.Helper()
 	m.enrols(t)
 	a.trusts(t, m.certificate)
 }
 
-// noOthers checks that nobody but honest machines has a certificate.
+// noOthers checks that only honest machines have a certificate.
 func (a *arena) noOthers(t *testing.T) {
 	t.Helper()
 	issued := 0
@@ -108,7 +108,7 @@ func (a *arena) noOthers(t *testing.T) {
 	}
 }
 
-// refused waits until a request is, for a reason.
+// refused waits until a request is refused for a reason.
 func (c *cluster) refused(t *testing.T, object *certificatesv1.CertificateSigningRequest, reason string) {
 	t.Helper()
 	var got *certificatesv1.CertificateSigningRequest
@@ -121,7 +121,7 @@ func (c *cluster) refused(t *testing.T, object *certificatesv1.CertificateSignin
 	}
 }
 
-// refuses has a peer try, and get nothing for a reason.
+// refuses checks that a peer's attempt is refused for a reason.
 func (c *cluster) refuses(t *testing.T, p *peer, want verifier.Reason) {
 	t.Helper()
 	if reason := c.refusesTry(t, p); reason != string(want) {
@@ -129,8 +129,8 @@ func (c *cluster) refuses(t *testing.T, p *peer, want verifier.Reason) {
 	}
 }
 
-// waits checks that nothing is decided on requests for a while, and that it is said what is waited
-// for.
+// waits checks that requests are not decided for a while, and that their annotations have the
+// reason.
 func (c *cluster) waits(t *testing.T, why verifier.Reason, requests ...*certificatesv1.CertificateSigningRequest) {
 	t.Helper()
 	for _, r := range requests {
@@ -154,7 +154,7 @@ func (c *cluster) said(t *testing.T, name string, reason verifier.Reason) bool {
 	return slices.ContainsFunc(list.Items, func(e eventsv1.Event) bool { return e.Regarding.Name == name && e.Reason == string(reason) })
 }
 
-// impostor is another computer that has all of a machine but its TPM.
+// impostor is another computer that has everything of a machine except its TPM.
 func (m *machine) impostor(t *testing.T) *machine {
 	t.Helper()
 	thief := &machine{computer: newComputer(t), cluster: m.cluster, name: m.name, providerID: m.providerID, token: m.token}
@@ -162,7 +162,7 @@ func (m *machine) impostor(t *testing.T) *machine {
 	return thief
 }
 
-// denied has a plugin that must get nothing.
+// denied runs a plugin that must not get a certificate.
 func (m *machine) denied(t *testing.T, reason verifier.Reason) {
 	t.Helper()
 	if r := m.run(t); r.Code != 21 || !strings.Contains(r.Stderr, string(reason)) {
@@ -186,7 +186,7 @@ func helloOf(t *testing.T, p *peer) *attestation.Hello {
 	return document
 }
 
-// request makes one of the peer's key and a document, and does not file it.
+// request makes a request from the peer's key and a document, and does not file it.
 func (p *peer) request(t *testing.T, signer string, document interface{ Marshal() ([]byte, error) }) *certificatesv1.CertificateSigningRequest {
 	t.Helper()
 	data, err := document.Marshal()
@@ -233,7 +233,7 @@ func (c *cluster) issued(t *testing.T, object *certificatesv1.CertificateSigning
 	return got.Status.Certificate
 }
 
-// version is that of a machine's record, empty if there is none.
+// version returns the version of a machine's record, "" if there is none.
 func (m *machine) version(t *testing.T) string {
 	t.Helper()
 	if record := m.record(t, m.name); record != nil {
@@ -242,11 +242,11 @@ func (m *machine) version(t *testing.T) string {
 	return ""
 }
 
-// sharedSigner is one that others use, too.
+// sharedSigner is a signer that other controllers use, too.
 const sharedSigner = "example.test/shared"
 
-// attackable has EK certificates count beside the annotations, so that a thief's TPM is as genuine
-// as any, and a signer that is shared.
+// attackable adds a shared signer, and roots for EK certificates. So a thief's TPM is as genuine as
+// any other.
 func attackable(t *testing.T) func(map[string]any) {
 	t.Helper()
 	roots, intermediates := makerFiles(t, shared.maker)
@@ -322,7 +322,7 @@ func TestAttacks(t *testing.T) {
 	flooded.actedAsUser(t, mark)
 }
 
-// Another genuine TPM of the same maker: it makes no difference who comes first.
+// The thief has another genuine TPM of the same maker. It does not matter who is first.
 func stolenToken(t *testing.T, a *arena) {
 	victim := a.newMachine(t, "stolen-from", nil)
 	thief := victim.impostor(t)
@@ -332,12 +332,12 @@ func stolenToken(t *testing.T, a *arena) {
 	}
 	a.enrols(t, victim)
 	before := victim.remembered(t).ResourceVersion
-	thief.loses(t)
+	thief.removeState(t)
 	thief.denied(t, verifier.ReasonIdentityBound)
 	if after := victim.version(t); after != before {
 		t.Error("the record was written")
 	}
-	victim.loses(t)
+	victim.removeState(t)
 	a.enrols(t, victim)
 }
 
@@ -426,7 +426,7 @@ func everyRequestIsCopied(t *testing.T, a *arena) {
 	a.attests(t, other)
 }
 
-// A proof is good for one request: not under another name, and not for another hello.
+// A proof is accepted for one request only: not under another name, and not for another hello.
 func proofsAreReplayed(t *testing.T, a *arena) {
 	m := a.newMachine(t, "replayed", nil)
 	p := m.peer(t)
@@ -510,7 +510,7 @@ func approve(ctx context.Context, api kubernetes.Interface, request *certificate
 	}
 }
 
-// What is not ours is not touched, and cannot be made so by naming it as a hello.
+// The controller does not touch requests of other signers, even if a proof names one as its hello.
 func requestsOfOthers(t *testing.T, a *arena) {
 	m := a.newMachine(t, "left-alone", nil)
 	p := m.peer(t)
@@ -547,7 +547,8 @@ func requestsOfOthers(t *testing.T, a *arena) {
 	}
 }
 
-// Two proofs for one hello at once: one certificate at least, and each that is out is noted.
+// Two concurrent proofs for one hello get at least one certificate. The record has each published
+// one.
 func twoProofsForOneHello(t *testing.T, a *arena) {
 	m := a.newMachine(t, "two-proofs", nil)
 	p := m.peer(t)
@@ -612,11 +613,11 @@ func oddRequests(t *testing.T, a *arena) {
 	a.attests(t, m)
 }
 
-// A token is good for one Machine, even with the right TPM.
+// A token is valid for one Machine, even with the right TPM.
 func tokenOfAnotherMachine(t *testing.T, a *arena) {
 	m, other := a.newMachine(t, "with-anothers-token", nil), a.newMachine(t, "whose-token-it-is", nil)
 	a.refuses(t, a.newPeer(t, m.computer, a.asToken(other.token), m.name, m.providerID), verifier.ReasonTokenNotForMachine)
-	// One that was put into two Machines' configurations is either's no longer.
+	// A token in the configurations of two Machines belongs to neither.
 	a.putConfig(t, a.kubeadmConfig("with-a-copied-token", other.token), m.owner())
 	copied := a.newMachine(t, "with-a-copied-token", func(m *machine) { m.config = nil })
 	a.catchesUp(t, nil)
@@ -628,8 +629,8 @@ func tokenOfAnotherMachine(t *testing.T, a *arena) {
 	a.attests(t, m)
 }
 
-// A token in a MachinePool's boot data is on all its instances, and so for none; and for no Machine
-// beside the pool.
+// A token in a MachinePool's boot data is on all its instances, so it belongs to none of them, and
+// to no Machine.
 func tokenOfAPool(t *testing.T, a *arena) {
 	m := a.newMachine(t, "with-a-pools-token", nil)
 	token := a.newToken(t)
@@ -638,7 +639,7 @@ func tokenOfAPool(t *testing.T, a *arena) {
 	a.attests(t, m)
 }
 
-// What a MachineDeployment's template would make: an annotation that all its Machines have.
+// A MachineDeployment's template would give all its Machines the same annotation.
 func oneEKForTwoMachines(t *testing.T, a *arena) {
 	first := a.newMachine(t, "one-of-two", nil)
 	second := a.newMachineOf(t, first.computer, "two-of-two", nil)
@@ -650,8 +651,8 @@ func oneEKForTwoMachines(t *testing.T, a *arena) {
 		return err == nil
 	})
 	a.trusts(t, first.certificate)
-	// Now the record says whose it is, and an annotation for another changes nothing but that
-	// neither is served.
+	// The record has the EK's machine. With the annotation on another Machine, neither gets a
+	// certificate.
 	a.refuses(t, second.peer(t), verifier.ReasonProviderIDMismatch)
 }
 
@@ -687,8 +688,8 @@ func victimsEK(t *testing.T, a *arena) {
 	victim.remembered(t)
 }
 
-// A node writes its Node's addresses; and where a platform asks the guest for its name, it writes
-// its Machine's, too.
+// A node writes its Node's addresses. If a platform asks the guest for its name, the node also
+// writes its Machine's addresses.
 func whatANodeWrites(t *testing.T, a *arena) {
 	victim, thief := a.newMachine(t, "written-about", nil), a.newMachine(t, "writes", nil)
 	a.attests(t, thief)
@@ -779,7 +780,7 @@ func (c *cluster) kubeconfigOf(t *testing.T, user *clientcmdapi.AuthInfo, option
 	c.create(t, c.kubeconfig)
 }
 
-// administratorOf is whom Cluster API's kubeconfigs are of.
+// administratorOf is the user in Cluster API's kubeconfigs.
 func (c *cluster) administratorOf(t *testing.T) *clientcmdapi.AuthInfo {
 	t.Helper()
 	pair, err := c.workload.ClientCA().IssueClient(administrator, []string{"system:masters"}, time.Now().Add(-time.Hour), time.Now().Add(time.Hour))
@@ -789,8 +790,8 @@ func (c *cluster) administratorOf(t *testing.T) *clientcmdapi.AuthInfo {
 	return testbed.CertificateUser(pair)
 }
 
-// A tenant who writes his cluster's kubeconfig has the controller run nothing and send nothing that
-// is not in it, and other clusters go on.
+// A tenant who writes a cluster's kubeconfig cannot make the controller run a program, or send a
+// secret that is not in the kubeconfig. Other clusters are still served.
 func hostileKubeconfigs(t *testing.T, a *arena, c *controllerprocess.Controller) {
 	var mu sync.Mutex
 	seen := map[string]string{} // who is acted as, by credential
@@ -837,7 +838,7 @@ func hostileKubeconfigs(t *testing.T, a *arena, c *controllerprocess.Controller)
 			})
 		})
 	}
-	// One with all in itself is used, and as whom is not the tenant's to say.
+	// A self-contained kubeconfig is used, but not with the user that it names for impersonation.
 	tenant("good", &clientcmdapi.AuthInfo{Token: "all-in-itself", Impersonate: "system:admin", ImpersonateGroups: []string{"system:masters"}})
 	harness.Eventually(t, harness.Soon, "the server is asked", func() bool {
 		mu.Lock()
@@ -911,8 +912,8 @@ func replayedElsewhere(t *testing.T, a, b, _ *arena) {
 	n.remembered(t)
 }
 
-// An EK belongs to one machine of a cluster, and clusters do not ask each other. A certificate is
-// of one cluster, too, even where two have the same CA.
+// An EK belongs to one machine of a cluster, and other clusters do not matter. A certificate also
+// belongs to one cluster, even if two clusters have the same CA.
 func oneTPMInThree(t *testing.T, a, b, d *arena) {
 	m := a.newMachine(t, "one-tpm", nil)
 	n, o := b.newMachineOf(t, m.computer, "one-tpm", nil), d.newMachineOf(t, m.computer, "one-tpm-too", nil)
@@ -933,13 +934,13 @@ func oneTPMInThree(t *testing.T, a, b, d *arena) {
 	}
 }
 
-// The IDs of tokens are made by each cluster, and may be the same.
+// Each cluster makes its own token IDs, and two clusters may have the same one.
 func tokensOfOneID(t *testing.T, a, b, d *arena) {
 	m := a.newMachine(t, "token", nil)
 	b.newMachine(t, "token", func(n *machine) { n.config = n.kubeadmConfig(n.name, m.token) })
 	a.attests(t, m) // another namespace is not looked at
 
-	// One that is for a machine of a neighbour is for none here: it waits for one.
+	// A token for a machine of another cluster belongs to no machine here: the request waits.
 	neighbour := d.newMachine(t, "neighbours-token", nil)
 	free := a.newToken(t)
 	update(t, d.client, neighbour.config, func(o *bootstrapv1.KubeadmConfig) { o.Spec.JoinConfiguration.Discovery.BootstrapToken.Token = free })
@@ -1015,7 +1016,7 @@ func guestReportsHostname(t *testing.T, a, _, _ *arena) {
 	reported("named.example.test")
 	a.catchesUp(t, nil)
 	a.refuses(t, as(thief), verifier.ReasonAmbiguousName) // and the record has it
-	// A name of no Machine's, whose Node is there already: a control plane's, say.
+	// A name that no Machine has, and whose Node exists, such as a control plane's.
 	if err := a.workload.client.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "without-a-machine"}}); err != nil {
 		t.Fatal(err)
 	}

@@ -32,10 +32,10 @@ import (
 // caInterval is how soon another CA is used.
 const caInterval = 15 * time.Second
 
-// While a CA is rotated, <cluster>-ca has the certificates of both. Whose key is there is who
-// signs, wherever its certificate stands, and a key that belongs to none of them signs nothing. Nor
-// does one that the cluster's API server does not trust: that is said in the cluster, and on the
-// Cluster.
+// While a CA is rotated, <cluster>-ca has the certificates of both. The key decides which one
+// signs, whatever the order of the certificates. A key that belongs to none of them signs nothing,
+// and neither does a CA that the cluster's API server does not trust. The latter is reported in the
+// cluster, and on the Cluster.
 func TestCARotation(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, shared.management)
@@ -117,7 +117,7 @@ func TestCARotation(t *testing.T) {
 			m.signedBy(t, step.signer)
 		})
 	}
-	// The key of another: what was used last is used on.
+	// With the key of another CA, the last known good pair is used.
 	set(before, after)
 	time.Sleep(caInterval) // it is read meanwhile, and not used
 	again().ends(t)
@@ -130,7 +130,7 @@ func TestCARotation(t *testing.T) {
 	m.signedBy(t, before)
 }
 
-// trusts has the API server trust these CAs for clients, until the test ends.
+// trusts makes the API server trust these CAs for clients, until the test ends.
 func (w *workload) trusts(t *testing.T, all ...*testbed.CA) {
 	t.Helper()
 	path := filepath.Join(w.Dir(), "client-ca.crt")
@@ -152,7 +152,7 @@ func (w *workload) trusts(t *testing.T, all ...*testbed.CA) {
 	})
 }
 
-// issuer is the common name of who issued the machine's certificate.
+// issuer returns the common name of the issuer of the machine's certificate.
 func (m *machine) issuer(t *testing.T) string {
 	t.Helper()
 	_, leaf, err := csr.ParseCertificates(m.certificate)

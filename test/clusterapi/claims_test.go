@@ -16,8 +16,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
-// claimsNode registers a Node as the machine, with a provider ID of its choice: under
-// NodeRestriction a node may say of itself what it wants.
+// claimsNode registers a Node as the machine, with any provider ID: NodeRestriction lets a node
+// choose its own.
 func (m *machine) claimsNode(t *testing.T, providerID string) {
 	t.Helper()
 	client, err := kubernetes.NewForConfig(m.credential())
@@ -30,8 +30,8 @@ func (m *machine) claimsNode(t *testing.T, providerID string) {
 	}
 }
 
-// A node tells the API server that it has another machine's provider ID, upon which Cluster API has
-// that Machine refer to it. It gains nothing.
+// A node claims another machine's provider ID in its Node. Cluster API then sets that Machine's
+// nodeRef to it. The node gains nothing.
 func TestNodeClaimsAnotherProviderID(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, shared.management)
@@ -57,7 +57,7 @@ func TestNodeClaimsAnotherProviderID(t *testing.T) {
 			}
 		})
 	}
-	// What it is, it stays; and the other becomes what it is.
+	// The node keeps its own identity, and the other machine gets its own.
 	if before := thief.remembered(t); before.Spec.ProviderID != thief.providerID {
 		t.Errorf("%+v", before.Spec)
 	}
@@ -68,13 +68,13 @@ func TestNodeClaimsAnotherProviderID(t *testing.T) {
 	if n := len(w.records(t)); n != 2 {
 		t.Errorf("%d records", n)
 	}
-	// A Machine of the thief's own that refers to the other's Node says nothing, either.
+	// A Machine of the thief whose nodeRef is the other's Node does not help, either.
 	updateStatus(t, c.client, thief.object, func(object *clusterv1.Machine) { object.Status.NodeRef.Name = victim.name })
 	c.refusesTry(t, c.newPeer(t, thief.computer, thief.credential(), victim.name, victim.providerID))
 	thief.attests(t)
 }
 
-// refusesTry has a peer go through both rounds, and returns why it is refused.
+// refusesTry files a peer's hello and proof, and returns why it is refused.
 func (c *cluster) refusesTry(t *testing.T, p *peer) string {
 	t.Helper()
 	hello := p.hello(t)

@@ -33,9 +33,10 @@ import (
 )
 
 const (
-	// administrator is whom Cluster API's kubeconfig Secrets are of. Nothing is done as it.
+	// administrator is the user in Cluster API's kubeconfig Secrets. The controller never acts
+	// as it.
 	administrator = "kubernetes-admin"
-	// controllerUser is who the controller is in workload clusters.
+	// controllerUser is the controller's user in workload clusters.
 	controllerUser = "system:serviceaccount:" + controllerprocess.Namespace + ":" + controllerprocess.Account
 )
 
@@ -68,7 +69,7 @@ type pool struct {
 	idle []*workload
 }
 
-// take returns one that nobody else has.
+// take returns a cluster that no other test has.
 func (p *pool) take(ctx context.Context) (*workload, error) {
 	p.mu.Lock()
 	if n := len(p.idle); n > 0 {
@@ -81,7 +82,7 @@ func (p *pool) take(ctx context.Context) (*workload, error) {
 	return p.start(ctx)
 }
 
-// fill starts as many as are wanted at once.
+// fill starts as many clusters as are requested at once.
 func (p *pool) fill(ctx context.Context, count int) error {
 	p.mu.Lock()
 	count -= len(p.idle)
@@ -138,10 +139,10 @@ func (p *pool) start(ctx context.Context) (_ *workload, err error) {
 	return w, controllerprocess.AwaitPolicies(ctx, cp)
 }
 
-// idleMost is how many are kept: one that does nothing still costs some time of the processor.
+// idleMost is the number of idle clusters that are kept: each still costs some CPU time.
 const idleMost = 6
 
-// giveBack has the next test find one without Nodes, requests and tokens. One for which that fails
+// giveBack removes Nodes, requests and tokens before the next test. A cluster for which that fails
 // is no longer used.
 func (p *pool) giveBack(ctx context.Context, w *workload) {
 	err := errors.Join(
@@ -259,13 +260,13 @@ func endpoint(t *testing.T, server string) clusterv1.APIEndpoint {
 	return clusterv1.APIEndpoint{Host: host, Port: int32(number)}
 }
 
-// secret is one as Cluster API makes them.
+// secret returns a Secret like Cluster API's.
 func (c *cluster) secret(purpose secret.Purpose, data map[string][]byte) *corev1.Secret {
 	return &corev1.Secret{ObjectMeta: c.meta(secret.Name(c.name, purpose)), Type: clusterv1.ClusterSecretType, Data: data}
 }
 
-// put creates what is drafted. The status comes last: only with it does anybody try to reach the
-// workload cluster.
+// put creates the drafted objects. The status comes last: the controller connects to the workload
+// cluster only after it is set.
 func (c *cluster) put(t *testing.T) {
 	t.Helper()
 	status := c.object.Status
@@ -296,7 +297,7 @@ func (c *cluster) putKubeconfig(t *testing.T) {
 	c.create(t, c.kubeconfig)
 }
 
-// putSecret creates one of the cluster's.
+// putSecret creates a Secret of the cluster.
 func (c *cluster) putSecret(t *testing.T, object *corev1.Secret) {
 	t.Helper()
 	object.OwnerReferences = []metav1.OwnerReference{c.owner()}
@@ -314,8 +315,8 @@ func (w *world) create(t *testing.T, object client.Object) {
 	}
 }
 
-// behindProxy has the controller, and nobody else, reach the workload cluster through a proxy. It
-// is for newCluster.
+// behindProxy makes only the controller reach the workload cluster through a proxy. It is for
+// newCluster.
 func behindProxy(t *testing.T, proxy **testbed.Proxy) func(*cluster) {
 	t.Helper()
 	return func(c *cluster) {
@@ -362,8 +363,8 @@ func (c *cluster) requests(t *testing.T) []certificatesv1.CertificateSigningRequ
 	return list.Items
 }
 
-// isAnswered reports whether a request was challenged or decided on. What it waits for is no
-// answer.
+// isAnswered reports whether a request was challenged or decided. The reason for its wait does not
+// count.
 func isAnswered(r *certificatesv1.CertificateSigningRequest) bool {
 	annotations := maps.Clone(r.Annotations)
 	delete(annotations, attestation.AnnotationWaiting)
@@ -382,8 +383,8 @@ func (c *cluster) untouched(t *testing.T) {
 
 func (c *cluster) String() string { return fmt.Sprintf("%s/%s", c.namespace, c.name) }
 
-// isLetGo does what has a controller no longer serve the cluster, and waits until it has said that
-// it does not.
+// isLetGo applies a change after which a controller no longer serves the cluster, and waits until
+// the controller has logged that.
 func (c *cluster) isLetGo(t *testing.T, controller *controllerprocess.Controller, do func()) {
 	t.Helper()
 	times := func() (n int) {
@@ -399,7 +400,7 @@ func (c *cluster) isLetGo(t *testing.T, controller *controllerprocess.Controller
 	harness.Eventually(t, harness.Soon, "it is let go of", func() bool { return times() > before })
 }
 
-// isOf reports whether a request is among some.
+// isOf reports whether a list has a request.
 func isOf(name string, requests []certificatesv1.CertificateSigningRequest) bool {
 	return slices.ContainsFunc(requests, func(r certificatesv1.CertificateSigningRequest) bool { return r.Name == name })
 }

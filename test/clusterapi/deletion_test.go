@@ -13,9 +13,9 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
-// A Machine that is being deleted drains for a while, and its node renews for an hour at most. When
-// it is gone, so is its record, which takes Kubernetes' garbage collector alone, and the hardware
-// serves the next Machine.
+// A Machine that is being deleted drains for a while, and its node renews for an hour at most.
+// After the Machine, the garbage collector deletes its record. Then the hardware can serve another
+// Machine.
 func TestMachineDeleted(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, shared.management)
@@ -33,7 +33,7 @@ func TestMachineDeleted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// it is seen that it is being deleted
+	// the controller has seen the deletion
 	harness.Eventually(t, harness.Soon, "a renewal is for an hour at most", func() bool {
 		m.attests(t)
 		return m.left(t) <= time.Hour
@@ -49,7 +49,7 @@ func TestMachineDeleted(t *testing.T) {
 		update(t, c.client, d.object, func(object *clusterv1.Machine) { object.Finalizers = nil })
 	}
 	harness.Eventually(t, 30*time.Second, "the record is collected", func() bool { return m.record(t, "old") == nil })
-	// Its certificate lives on for a while, and renews no more.
+	// Its certificate is still valid, and can no longer be renewed.
 	p := m.peer(t)
 	after := p.hello(t)
 	time.Sleep(3 * time.Second) // no challenge may come
@@ -61,7 +61,7 @@ func TestMachineDeleted(t *testing.T) {
 	next.remembered(t)
 }
 
-// left is how much longer the machine's certificate lives.
+// left returns the remaining validity of the machine's certificate.
 func (m *machine) left(t *testing.T) time.Duration {
 	t.Helper()
 	_, leaf, err := csr.ParseCertificates(m.certificate)

@@ -31,7 +31,7 @@ func shortLived(file map[string]any) {
 	file["rates"] = map[string]any{"perMachine": map[string]any{"every": "100ms", "burst": 100}}
 }
 
-// onInfra has the EK in the annotation of the infrastructure machine, and not of the Machine.
+// onInfra puts the EK into the annotation of the infrastructure machine, and not of the Machine.
 func onInfra(m *machine) {
 	m.object.Annotations = nil
 	m.infra.SetAnnotations(map[string]string{attestation.AnnotationEK: "sha256:" + m.ek})
@@ -55,12 +55,12 @@ func TestEnrolmentAndRenewal(t *testing.T) {
 			r := m.enrols(t)
 			m.remembered(t)
 			m.registered(t)
-			// What is not due yet is asked for again, by a plugin that has lost its certificate.
+			// If renewal is not due, the plugin loses its certificate and requests another one.
 			for n := 1; nodestate.RenewAt(r.Leaf).After(time.Now()); n++ {
 				if n == 20 {
 					t.Fatal("no certificate of 20 is due")
 				}
-				m.loses(t)
+				m.removeState(t)
 				r = m.enrols(t)
 			}
 			first := r.Leaf
@@ -135,7 +135,7 @@ func (m *machine) reported(t *testing.T, record *v1alpha1.NodeAttestation) {
 	})
 }
 
-// identity is what tells the cluster from all others, as the controller has written it down.
+// identity returns the UID of the cluster that the controller has stored.
 func (c *cluster) identity(t *testing.T) string {
 	t.Helper()
 	keys := &corev1.Secret{}

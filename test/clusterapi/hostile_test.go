@@ -31,7 +31,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// attack is what a hostile API server does. They can be combined.
+// attack is a set of attacks of a hostile API server.
 type attack int32
 
 const (
@@ -54,7 +54,7 @@ func (a attack) String() string {
 	return strings.Join(names, ", ")
 }
 
-// bandwidth is what a hostile API server sends in a second, in bytes: a link of a gigabit.
+// bandwidth is the bytes per second that a hostile API server sends: a link of a gigabit.
 const bandwidth = 125 << 20
 
 // hostileServer is the API server of a tenant who attacks the controller. Its certificate is the
@@ -108,7 +108,7 @@ func newHostileServer(t *testing.T, behind *workload) *hostileServer {
 	return h
 }
 
-// set begins an attack, or ends it with 0. All answers that are under way end.
+// set starts an attack, or ends it with 0. All current answers end.
 func (h *hostileServer) set(attacks attack) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -191,7 +191,7 @@ func (l *limitedWriter) Write(data []byte) (int, error) {
 
 var inventedCount atomic.Int64
 
-// invented is a hello that nobody has filed, with a name and a UID of its own.
+// invented returns a hello that was never filed, with a new name and UID.
 func invented() *certificatesv1.CertificateSigningRequest {
 	n := inventedCount.Add(1)
 	return &certificatesv1.CertificateSigningRequest{
@@ -219,7 +219,7 @@ func (l *limitedWriter) page() {
 	_ = protobuf.NewSerializer(clientgoscheme.Scheme, clientgoscheme.Scheme).Encode(list, l)
 }
 
-// events answers a watch with events without end.
+// events answers a watch with an endless stream of events.
 func (l *limitedWriter) events() {
 	l.Header().Set("Content-Type", apiruntime.ContentTypeProtobuf+";stream=watch")
 	objects, frames := protobuf.NewSerializer(clientgoscheme.Scheme, clientgoscheme.Scheme), protobuf.LengthDelimitedFramer.NewFrameWriter(l)

@@ -40,7 +40,7 @@ func TestUpdatedInPlace(t *testing.T) {
 			})
 			update(t, c.client, m.object, func(o *clusterv1.Machine) { o.Spec.Version = "v1.37.2" })
 			if rewritten {
-				m.loses(t)
+				m.removeState(t)
 			}
 			m.enrols(t)
 			for _, o := range objects {
@@ -50,7 +50,7 @@ func TestUpdatedInPlace(t *testing.T) {
 					o.SetAnnotations(left)
 				})
 			}
-			m.loses(t) // after the update, a first certificate is for the same record, too
+			m.removeState(t) // after the update, a first certificate is for the same record, too
 			m.enrols(t)
 			if after := m.remembered(t); after.UID != before.UID {
 				t.Errorf("%s has another record", m.name)

@@ -14,13 +14,13 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 )
 
-// lateWait is for how long something is missing: the queue's own pauses would be long by then.
+// lateWait is how long an object is missing. The queue's back-off would be long by then.
 const lateWait = 7 * time.Second
 
-// late is something that comes after the machine has asked for its certificate.
+// late is an object that is created after the machine has requested its certificate.
 type late struct {
 	what string
-	// without takes it away from what is about to be created; then creates it.
+	// without removes it from the objects to create, and then creates it.
 	without func(*machine)
 	then    func(*testing.T, *machine)
 }
@@ -91,8 +91,8 @@ var lates = []late{
 	}},
 }
 
-// Whatever comes late is awaited, and what depends on it decided soon after: a slow platform denies
-// no machine.
+// A request waits for an object that is created late, and is decided soon after. So a slow platform
+// does not cause a denial.
 func TestLate(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, shared.management)
@@ -114,7 +114,7 @@ func TestLate(t *testing.T) {
 	}
 }
 
-// A cluster, too, is served soon after the last thing that it takes is there.
+// A cluster is served soon after the last object that it needs exists.
 func TestClusterIsLate(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, shared.management)

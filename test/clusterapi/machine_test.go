@@ -30,7 +30,7 @@ type computer struct {
 	ek string
 }
 
-// newComputer makes one. It is used from one goroutine at a time.
+// newComputer makes a computer. Use it from one goroutine at a time.
 func newComputer(t *testing.T) *computer {
 	t.Helper()
 	return newComputerWith(t, swtpm.Options{Certified: []string{"ecc-p256"}, CA: shared.maker})
@@ -57,12 +57,11 @@ type machine struct {
 	*computer
 	*cluster
 	name, providerID string
-	// token is the bootstrap token that was made for it; with static it shows another credential
-	// than that.
+	// token is the bootstrap token that was made for it. With static, it uses another credential.
 	token  string
 	static func(*rest.Config)
-	// object, infra and config are what Cluster API has of it; a change for newMachine that makes
-	// one nil has it left out. It may keep what it took away in late.
+	// object, infra and config are its objects in Cluster API. newMachine does not create an object
+	// that its argument sets to nil, and that may be kept in late.
 	object *clusterv1.Machine
 	infra  *unstructured.Unstructured
 	config *bootstrapv1.KubeadmConfig
@@ -71,7 +70,8 @@ type machine struct {
 		infra  *unstructured.Unstructured
 		config *bootstrapv1.KubeadmConfig
 	}
-	// plugin is the program that it runs, that of this release where it is empty. args are for it.
+	// plugin is the program that it runs, and args are its flags. Default: the program of this
+	// release.
 	plugin string
 	args   []string
 	// certificate and key are the latest that attest got.
@@ -85,7 +85,7 @@ func (c *cluster) newMachine(t *testing.T, name string, change func(*machine)) *
 	return c.newMachineOf(t, newComputer(t), name, change)
 }
 
-// newMachineOf is newMachine with hardware that there is.
+// newMachineOf is newMachine with existing hardware.
 func (c *cluster) newMachineOf(t *testing.T, hardware *computer, name string, change func(*machine)) *machine {
 	t.Helper()
 	m := &machine{computer: hardware, cluster: c, name: name, providerID: "test://" + name, token: c.newToken(t)}
@@ -127,7 +127,7 @@ func (m *machine) draft() {
 	m.object.Annotations = map[string]string{attestation.AnnotationEK: m.ek}
 }
 
-// kubeadmConfig is one with a token.
+// kubeadmConfig returns a KubeadmConfig with a token.
 func (c *cluster) kubeadmConfig(name, token string) *bootstrapv1.KubeadmConfig {
 	return &bootstrapv1.KubeadmConfig{
 		ObjectMeta: c.meta(name),
@@ -140,7 +140,7 @@ func (c *cluster) kubeadmConfig(name, token string) *bootstrapv1.KubeadmConfig {
 	}
 }
 
-// put creates what is drafted: the Cluster owns the Machine, and the Machine the rest.
+// put creates the drafted objects: the Cluster owns the Machine, and the Machine owns the rest.
 func (m *machine) put(t *testing.T) {
 	t.Helper()
 	if m.object == nil {
@@ -182,13 +182,13 @@ func (c *cluster) putConfig(t *testing.T, config *bootstrapv1.KubeadmConfig, own
 	c.create(t, data)
 }
 
-// owner is the Machine.
+// owner returns a reference to the Machine.
 func (m *machine) owner() metav1.OwnerReference {
 	return metav1.OwnerReference{APIVersion: clusterv1.GroupVersion.String(), Kind: "Machine", Name: m.object.Name, UID: m.object.UID}
 }
 
-// registered makes the Node that the kubelet would, and has the Machine refer to it, as Cluster API
-// does by the provider ID.
+// registered creates the Node that the kubelet would create, and sets the Machine's nodeRef, as
+// Cluster API does by the provider ID.
 func (m *machine) registered(t *testing.T) {
 	t.Helper()
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: m.name}, Spec: corev1.NodeSpec{ProviderID: m.providerID}}
@@ -200,7 +200,7 @@ func (m *machine) registered(t *testing.T) {
 	})
 }
 
-// plug is the computer with the plugin on it, as it is now.
+// plug returns the computer with the plugin and its current settings.
 func (m *machine) plug() *harness.Machine {
 	p := harness.MachineOf(m.dir, m.chip, cmp.Or(m.plugin, shared.plugin), m.name)
 	p.ProviderID, p.Args = m.providerID, m.args
@@ -209,10 +209,10 @@ func (m *machine) plug() *harness.Machine {
 
 func (m *machine) certs() cache.Dir { return m.plug().Certs() }
 
-// loses removes everything that the plugin remembers.
-func (m *machine) loses(t *testing.T) {
+// removeState removes everything that the plugin remembers.
+func (m *machine) removeState(t *testing.T) {
 	t.Helper()
-	m.plug().Loses(t)
+	m.plug().RemoveState(t)
 }
 
 // run runs the plugin once, as a kubelet does.
@@ -224,7 +224,7 @@ func (m *machine) run(t *testing.T, extra ...string) harness.Result {
 	return p.Run(t, m.workload.ControlPlane, extra...)
 }
 
-// enrols has the plugin get a certificate, or print the one that it has.
+// enrols runs the plugin until it prints a certificate: a new one, or the one that it has.
 func (m *machine) enrols(t *testing.T) harness.Result {
 	t.Helper()
 	r := m.run(t)

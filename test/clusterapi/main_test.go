@@ -39,12 +39,12 @@ const (
 	parallel = 6
 )
 
-// bed is what all tests of the package share.
+// bed has what all tests of the package share.
 type bed struct {
 	management         *management
 	workloads          pool
 	plugin, controller string
-	// built returns when plugin and controller are.
+	// built returns when the plugin and the controller are built.
 	built func() error
 	// maker makes all TPMs.
 	maker *swtpm.CA
@@ -97,7 +97,7 @@ func newWorld(t *testing.T, m *management) *world {
 	return w
 }
 
-// ends has the world end with the test.
+// ends ends the world with the test.
 func (w *world) ends(t *testing.T) {
 	t.Helper()
 	t.TempDir() // before the cleanup, so that directories go after it
@@ -114,13 +114,14 @@ func (w *world) ends(t *testing.T) {
 	})
 }
 
-// decided is how soon a decision follows what it waited for, and slack what a busy machine may add.
+// decided is the longest time until a decision after its cause. slack is what a busy machine may
+// add.
 const (
 	decided = 2 * time.Second
 	slack   = 6 * time.Second
 )
 
-// follows checks how long something took.
+// follows checks the time that a step took.
 func follows(t *testing.T, what string, since time.Time) {
 	t.Helper()
 	took := time.Since(since)

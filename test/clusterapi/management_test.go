@@ -37,8 +37,8 @@ type management struct {
 	admin string
 }
 
-// clusterAPICRDs are those of the module that the tests have objects of, and of what owns them in
-// life.
+// clusterAPICRDs are the CustomResourceDefinitions of the tests' objects, and of their owners in
+// Cluster API.
 var clusterAPICRDs = []string{
 	"core/config/crd/bases/cluster.x-k8s.io_clusters.yaml",
 	"core/config/crd/bases/cluster.x-k8s.io_machine*s.yaml",
@@ -47,7 +47,7 @@ var clusterAPICRDs = []string{
 	"cmd/clusterctl/config/crd/bases/*_providers.yaml",
 }
 
-// newManagement makes a control plane one.
+// newManagement makes a control plane a management cluster.
 func newManagement(ctx context.Context, cp *testbed.ControlPlane) (*management, error) {
 	m := &management{ControlPlane: cp, admin: filepath.Join(cp.Dir(), "management.kubeconfig")}
 	if err := cp.WriteKubeconfig(m.admin, cp.AdminUser()); err != nil {
@@ -125,7 +125,7 @@ func newClient(cp *testbed.ControlPlane) (client.Client, error) {
 	return client.New(cp.AdminConfig(), client.Options{Scheme: scheme})
 }
 
-// newNamespace makes one of a new name.
+// newNamespace creates a namespace with a new name.
 func (m *management) newNamespace(t *testing.T) string {
 	t.Helper()
 	name := unique("world")
@@ -135,7 +135,8 @@ func (m *management) newNamespace(t *testing.T) string {
 	return name
 }
 
-// clusterAPI is the section of the configuration that has the controller serve workload clusters.
+// clusterAPI is the section of the configuration with which the controller serves workload
+// clusters.
 func clusterAPI(file map[string]any) map[string]any { return file["clusterAPI"].(map[string]any) }
 
 // start starts a controller for the world's namespace, with the rights of packaging/cluster-api,
@@ -152,7 +153,7 @@ func (w *world) start(t *testing.T, edit func(file map[string]any), args ...stri
 	return c
 }
 
-// newController makes the controller that start starts, of any program.
+// newController makes the controller that start starts. It may be of any program.
 func (w *world) newController(t *testing.T, binary string, edit func(file map[string]any), args ...string) *controllerprocess.Controller {
 	t.Helper()
 	c, err := controllerprocess.New(controllerprocess.Options{
@@ -190,7 +191,7 @@ func checkLog(t *testing.T, c *controllerprocess.Controller) {
 	}
 }
 
-// logOf is all that a controller has said.
+// logOf returns the whole log of a controller.
 func logOf(t *testing.T, c *controllerprocess.Controller) []byte {
 	t.Helper()
 	log, err := os.ReadFile(c.LogFile())
@@ -200,7 +201,7 @@ func logOf(t *testing.T, c *controllerprocess.Controller) []byte {
 	return log
 }
 
-// update changes an object, again if somebody else wrote in between. change sees it as it is.
+// update changes an object, and tries again after a conflict. change gets the current object.
 func update[T client.Object](t *testing.T, c client.Client, object T, change func(T)) {
 	t.Helper()
 	if err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
@@ -228,7 +229,7 @@ func updateStatus[T client.Object](t *testing.T, c client.Client, object T, chan
 	}
 }
 
-// records returns those of a namespace.
+// records returns the records of a namespace.
 func (w *world) records(t *testing.T) []v1alpha1.NodeAttestation {
 	t.Helper()
 	list := &v1alpha1.NodeAttestationList{}
@@ -238,7 +239,7 @@ func (w *world) records(t *testing.T) []v1alpha1.NodeAttestation {
 	return list.Items
 }
 
-// record returns the one of a Machine, nil if there is none.
+// record returns the record of a Machine, nil if there is none.
 func (w *world) record(t *testing.T, name string) *v1alpha1.NodeAttestation {
 	t.Helper()
 	record := &v1alpha1.NodeAttestation{}

@@ -16,10 +16,10 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// clusters is how many one controller serves.
+// clusters is the number of clusters that one controller serves.
 const clusters = 20
 
-// attestAll has machines attest, four at a time, and returns how long each took, the shortest
+// attestAll attests machines, four at a time. It returns the time that each took, the shortest
 // first.
 func attestAll(t *testing.T, what string, machines []*machine) []time.Duration {
 	t.Helper()
@@ -113,9 +113,8 @@ func TestManyClustersAndABlackHole(t *testing.T) {
 	})
 }
 
-// notDelayed compares how long certificates take while all clusters are there, and while one is
-// away. The machine may be busy with something else just then: what really delays does so each
-// time.
+// notDelayed compares the time for certificates while all clusters are reachable, and while one is
+// not. The computer may be busy at one time, so only a repeated delay counts.
 func notDelayed(t *testing.T, measure func(away bool) []time.Duration) {
 	t.Helper()
 	for n := 1; ; n++ {
@@ -156,7 +155,8 @@ func TestLostAtStart(t *testing.T) {
 	t.Logf("served after %s", time.Since(since).Round(time.Millisecond))
 }
 
-// A cluster that is lost for longer than its probes are patient is let go of, and found again.
+// A cluster that is unreachable for longer than its probes allow is dropped, and served again
+// later.
 func TestLostForLong(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, shared.management)

@@ -61,7 +61,7 @@ func newTarget(t *testing.T) *management {
 	return target
 }
 
-// mover returns what has clusterctl move all clusters of a namespace. It needs no network for that.
+// mover returns a function that runs clusterctl move for a namespace. It needs no network.
 func mover(t *testing.T, namespace string, from, to *management) func() error {
 	t.Helper()
 	clusterctl, err := compile.Clusterctl(t.Context(), os.Stderr)
@@ -169,7 +169,7 @@ func TestMove(t *testing.T) {
 			t.Errorf("certificate %s is forgotten", certificate.SHA256)
 		}
 	}
-	// Machines join there as they did before, and the first controller is out of it.
+	// Machines join there as before, and the first controller does nothing.
 	c.newMachine(t, "new", nil).attests(t)
 	if err := old.Stop(); err != nil {
 		t.Error(err)
@@ -219,7 +219,7 @@ func (w *world) admitMover(t *testing.T) {
 	harness.Eventually(t, harness.Soon, "clusterctl may write records", func() bool { return may() == nil })
 }
 
-// whoAmI is who an administrator's requests come from.
+// whoAmI returns the user of an administrator's requests.
 func (w *world) whoAmI(t *testing.T) string {
 	t.Helper()
 	review := &authenticationv1.SelfSubjectReview{}

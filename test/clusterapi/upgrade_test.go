@@ -137,7 +137,7 @@ func TestUpgradeClusterAPI(t *testing.T) {
 func (m *machine) becomesDue(t *testing.T) {
 	t.Helper()
 	for range 30 {
-		m.loses(t)
+		m.removeState(t)
 		if r := m.enrols(t); earlier.Due(r.Leaf) {
 			harness.WorkerEnds(t, m.certs())
 			return

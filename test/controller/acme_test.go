@@ -72,7 +72,7 @@ func (f *fleet) newInstance(t *testing.T, platformKey ed25519.PrivateKey, id, no
 	return i
 }
 
-// evidence is that of the node's half for a request of this name.
+// evidence returns the evidence of the node's half for a request with this name.
 func (i *instance) evidence(t *testing.T, name string) []byte {
 	t.Helper()
 	document, err := i.node.Evidence(t.Context(), provider.Request{Name: name, SignerName: i.node.SignerName(), PKCS10: i.pkcs10})
@@ -133,7 +133,7 @@ func newPlatform(t *testing.T) ed25519.PrivateKey {
 	return key
 }
 
-// newAcmeFleet is one whose controller has the example's half beside the TPM's, and its policy.
+// newAcmeFleet returns a fleet whose controller has the providers acme and tpm, and acme's policy.
 func newAcmeFleet(t *testing.T, platformKey ed25519.PrivateKey) *fleet {
 	t.Helper()
 	return newFleet(t, func(f *fleet, p *verifier.Policy) {
@@ -178,7 +178,7 @@ func TestAcmePair(t *testing.T) {
 	}
 	// a key of its own
 	f.refused(t, posing.files(t, csr.NewName(), stolen), string(acme.ReasonRequest))
-	// Under the very name that the victim used, once that is gone.
+	// Under the name of the victim's request, after that request is deleted.
 	if err := f.client.Delete(t.Context(), f.get(t, first.Name)); err != nil {
 		t.Fatal(err)
 	}

@@ -29,7 +29,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/oddrequest"
 )
 
-// denied has a plugin that must get nothing.
+// denied runs a plugin that must not get a certificate.
 func (m *machine) denied(t *testing.T, reason verifier.Reason) {
 	t.Helper()
 	if r := m.run(t); r.Code != 21 || !strings.Contains(r.Stderr, string(reason)) {
@@ -37,8 +37,8 @@ func (m *machine) denied(t *testing.T, reason verifier.Reason) {
 	}
 }
 
-// A stolen token and another genuine TPM of the same maker: it makes no difference who comes first.
-// Each decision has one record. It proves the admissions when the requests are gone.
+// A thief has a stolen token and another genuine TPM of the same maker. It does not matter who is
+// first. Each decision has one record. It proves the admissions when the requests are gone.
 func TestStolenToken(t *testing.T) {
 	var records *decisions
 	f := newFleet(t, func(f *fleet, _ *verifier.Policy) { records = f.recordDecisions(t) })
@@ -51,12 +51,12 @@ func TestStolenToken(t *testing.T) {
 	}
 	first := victim.enrols(t)
 	before := f.record(t, victim.name).ResourceVersion
-	thief.loses(t)
+	thief.removeState(t)
 	thief.denied(t, verifier.ReasonIdentityBound)
 	if after := f.record(t, victim.name).ResourceVersion; after != before {
 		t.Error("the record was written")
 	}
-	victim.loses(t)
+	victim.removeState(t)
 	again := victim.enrols(t)
 	f.onlyFor(t, first.Leaf, again.Leaf)
 	all := records.stopped(t)
@@ -69,7 +69,8 @@ func TestStolenToken(t *testing.T) {
 	records.provesItself(t, 2)
 }
 
-// A machine of the fleet, with its own TPM and its own certificate, asks for what is another's.
+// A machine of the fleet, with its own TPM and certificate, requests a certificate for another
+// node.
 func TestClaimsOfAnotherMachine(t *testing.T) {
 	f := newFleet(t, nil)
 	a, b := f.newMachine(t, "claimer-a"), f.newMachine(t, "claimed-b")
@@ -195,7 +196,7 @@ func TestEveryRequestIsCopied(t *testing.T) {
 			}
 			name := "copy-" + original.Name
 			object := &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: original.Spec}
-			// When all are there it is over, though the last answer may not have come.
+			// The copies are complete when all exist, even if the last answer is still missing.
 			if err := thief.Create(ctx, object); err != nil && ctx.Err() == nil {
 				t.Error(err)
 			}
@@ -232,8 +233,8 @@ func TestEveryRequestIsCopied(t *testing.T) {
 // floodLimit is how long an enrolment may take beside a flood.
 const floodLimit = time.Minute
 
-// Two hundred hellos in the victim's name, with the victim's token: half of them by another TPM,
-// half with the victim's own hello.
+// There are 200 hellos in the victim's name, with the victim's token: half of them by another TPM,
+// half are copies of the victim's hello.
 func TestFloodOfHellos(t *testing.T) {
 	f := newFleet(t, nil)
 	victim, thief := f.newMachine(t, "flooded"), f.newMachine(t, "flooded")
@@ -273,7 +274,7 @@ func TestFloodOfHellos(t *testing.T) {
 	f.onlyFor(t, first.Leaf)
 }
 
-// Unknown TPMs that wait for a machine to appear keep nobody from being served.
+// Requests of unknown TPMs, which wait for a machine to appear, do not delay other machines.
 func TestFloodOfWaitingHellos(t *testing.T) {
 	f := newFleet(t, nil)
 	honest, stranger := f.newMachine(t, "beside-a-flood"), f.newMachine(t, "stranger")
@@ -297,8 +298,8 @@ func TestFloodOfWaitingHellos(t *testing.T) {
 	f.onlyFor(t, first.Leaf)
 }
 
-// A proof is good for one request: not under another name, not for another hello, and not in
-// another cluster that knows the same TPM.
+// A proof is accepted for one request only: not under another name, not for another hello, and not
+// in another cluster that knows the same TPM.
 func TestProofIsReplayed(t *testing.T) {
 	f := newFleet(t, nil)
 	m := f.newMachine(t, "replayed")
@@ -410,7 +411,7 @@ func TestApprovedByAnAdministrator(t *testing.T) {
 		t.Errorf("%d records", n)
 	}
 	f.inventoried(t, m)
-	// it pauses
+	// the plugin backs off
 	if err := os.Remove(filepath.Join(m.dir, "certs", "kubelet-authenticator-state.json")); err != nil {
 		t.Fatal(err)
 	}

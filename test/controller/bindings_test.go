@@ -37,14 +37,14 @@ const (
 	kubeadmFirst  = "kubeadm:node-autoapprove-bootstrap"
 	kubeadmSecond = "kubeadm:node-autoapprove-certificate-rotation"
 
-	// soon is how fast a binding has to be noticed.
+	// soon is the longest time until the controller notices a binding.
 	soon = 2 * time.Second
 )
 
 // clusterMetrics are registered once in a process.
 var clusterMetrics = sync.OnceValues(telemetry.NewClusterMetrics)
 
-// journal is what managers log.
+// journal collects the log of managers.
 type journal struct {
 	mu  sync.Mutex
 	all strings.Builder
@@ -167,7 +167,7 @@ func (b *bed) eventsOn(t *testing.T, binding *rbacv1.ClusterRoleBinding, reason 
 	return all
 }
 
-// reported waits until a binding is, and returns the hint.
+// reported waits until a binding is reported, and returns the hint.
 func (b *bed) reported(t *testing.T, limit time.Duration, binding *rbacv1.ClusterRoleBinding) (note string) {
 	t.Helper()
 	began := time.Now()
@@ -179,7 +179,8 @@ func (b *bed) reported(t *testing.T, limit time.Duration, binding *rbacv1.Cluste
 	return note
 }
 
-// gauged returns the ClusterRole with which a binding is in the gauge, empty if it is not.
+// gauged returns the ClusterRole of a binding in the gauge, "" if the gauge does not have the
+// binding.
 func gauged(t *testing.T, binding string) string {
 	t.Helper()
 	families, err := metrics.Registry.Gather()
@@ -212,8 +213,8 @@ func (b *bed) binding(t *testing.T, name string) *rbacv1.ClusterRoleBinding {
 	return binding
 }
 
-// What was there before and what comes later is reported, by its role and not by its name, and
-// nothing is touched.
+// The controller reports existing and later bindings, by their role and not by their name. It
+// changes none of them.
 func TestBindingsAreReported(t *testing.T) {
 	shared.kubeadms(t)
 	said := shared.watchBindings(t, shared.AdminConfig(), bindings.Config{})
@@ -228,13 +229,13 @@ func TestBindingsAreReported(t *testing.T) {
 	if role := gauged(t, other.Name); role != nodeClient {
 		t.Errorf("in the gauge with %q", role)
 	}
-	// One that nobody is bound with is nothing, until somebody is.
+	// A binding without subjects does not count until it has one.
 	empty := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "nobody-yet"}, RoleRef: other.RoleRef}
 	if err := shared.client.Create(t.Context(), empty); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { shared.unbind(t, empty.Name) })
-	// Re-created, it is another.
+	// A binding that was created again is another one.
 	shared.unbind(t, other.Name)
 	harness.Eventually(t, soon, "it leaves the gauge", func() bool { return gauged(t, other.Name) == "" })
 	again := shared.bind(t, other.Name, selfNodeClient)
@@ -260,7 +261,7 @@ func TestBindingsAreReported(t *testing.T) {
 	}
 }
 
-// A binding that stays is reported again.
+// A binding that still exists is reported again after a while.
 func TestBindingsAreReportedAgain(t *testing.T) {
 	binding := shared.bind(t, "stays", nodeClient)
 	said := shared.watchBindings(t, shared.AdminConfig(), bindings.Config{Remind: time.Second})
@@ -287,8 +288,8 @@ func TestBindingsAreReportedAgain(t *testing.T) {
 	}
 }
 
-// may gives a user rights, until the test ends, and returns a credential of that user's when the
-// authorizer knows them.
+// may grants a user rights until the test ends. It returns a credential of the user when the
+// authorizer applies them.
 func (b *bed) may(t *testing.T, user, binding string, rules ...rbacv1.PolicyRule) *rest.Config {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())
@@ -325,8 +326,8 @@ func rule(groups, resources, verbs string) rbacv1.PolicyRule {
 	return rbacv1.PolicyRule{APIGroups: split(groups), Resources: split(resources), Verbs: split(verbs)}
 }
 
-// A controller that may not watch bindings decides on requests all the same. That lasts longer than
-// a manager waits for its caches. It begins to see bindings once that is allowed.
+// A controller that may not watch bindings still decides requests, also after a manager's timeout
+// for its caches. It sees bindings as soon as it may watch them.
 func TestBindingsThatMayNotBeSeen(t *testing.T) {
 	f := newFleet(t, nil)
 	f.stop()
@@ -336,7 +337,7 @@ func TestBindingsThatMayNotBeSeen(t *testing.T) {
 	said := runManager(t, as, func(m ctrl.Manager) error {
 		return errors.Join(controller.Add(m, f.config), bindings.Add(m, config))
 	})
-	// the manager gives up after 5 s; that it does not shows in nothing else
+	// A manager that failed would have ended after 5 s.
 	time.Sleep(7 * time.Second)
 	m := f.newMachine(t, "beside-it")
 	f.inventoried(t, m)

@@ -18,8 +18,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
-// afterApproval notes what the controller asks the API server. Once armed it has its writes fail
-// from the next approval on, until it is disarmed.
+// afterApproval counts the controller's requests to the API server. Once armed, it makes the
+// controller's writes fail from the next approval on, until it is disarmed.
 type afterApproval struct {
 	mu              sync.Mutex
 	asked           []string
@@ -51,14 +51,14 @@ func (h heldTrip) RoundTrip(request *http.Request) (*http.Response, error) {
 	return response, err
 }
 
-// arm begins, or ends, to wait for an approval.
+// arm starts or ends the wait for an approval.
 func (a *afterApproval) arm(armed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.armed, a.approved = armed, false
 }
 
-// about returns how often something was asked of a request since.
+// about returns the number of the controller's requests about a CertificateSigningRequest.
 func (a *afterApproval) about(name string, since int) int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -71,7 +71,7 @@ func (a *afterApproval) total() int {
 	return len(a.asked)
 }
 
-// adds has an administrator add conditions.
+// adds adds conditions as an administrator.
 func (f *fleet) adds(t *testing.T, name string, kinds ...certificatesv1.RequestConditionType) {
 	t.Helper()
 	if err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
@@ -101,7 +101,7 @@ func TestOddConditions(t *testing.T) {
 	p := f.newPeer(t, m.chip, f.asToken(m.token), m.name, m.name)
 	odd := []certificatesv1.RequestConditionType{"approved", "APPROVED", "Approved ", "Acme"}
 
-	// Those whose conditions are there before the controller sees them.
+	// Requests that have the conditions before the controller sees them.
 	genuine := make([]*certificatesv1.CertificateSigningRequest, 2*len(odd))
 	for i := range genuine {
 		genuine[i] = p.proof(t, p.challenged(t, p.hello(t)))
@@ -145,7 +145,7 @@ func TestOddConditions(t *testing.T) {
 		}
 	}
 	f.onlyFor(t)
-	// None of it is in the machine's way.
+	// The machine still gets its certificate.
 	f.onlyFor(t, m.enrols(t).Leaf)
 }
 

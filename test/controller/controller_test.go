@@ -50,7 +50,7 @@ import (
 
 const crdName = "crd/nodeattestations.attestation.cluster.x-k8s.io"
 
-// bed is what all tests of the package share. They run one after the other.
+// bed has what all tests of the package share. The tests run one after the other.
 type bed struct {
 	*testbed.ControlPlane
 	plugin, controller string
@@ -61,7 +61,7 @@ type bed struct {
 
 var (
 	shared *bed
-	// fleets counts them: each has a namespace of its own.
+	// fleets counts the fleets: each has a namespace of its own.
 	fleets int
 )
 
@@ -122,12 +122,12 @@ type fleet struct {
 	config    controller.Config
 	// cluster is the UID that challenges and records are for.
 	cluster string
-	// provider may stand before the TPM's.
+	// provider may wrap the provider tpm.
 	provider func(tpmprovider.Provider) evidence.Provider
 	tpm      tpmprovider.Provider
-	// more are other providers beside it.
+	// more are additional providers.
 	more []evidence.Provider
-	// ahead is how far the controller's clock is ahead.
+	// ahead is added to the controller's clock.
 	ahead atomic.Int64
 	// caCertificate and caKey are the files of the CA that signs.
 	caCertificate, caKey string
@@ -189,7 +189,7 @@ func newFleet(t *testing.T, change func(*fleet, *verifier.Policy)) *fleet {
 	return f
 }
 
-// verifier returns one that trusts the fleet's maker, but for these EKs.
+// verifier returns a verifier that trusts the fleet's maker, except for the denied EKs.
 func (f *fleet) verifier(t *testing.T, denied ...verifiertpm.Fingerprint) *verifiertpm.Verifier {
 	t.Helper()
 	v, err := verifiertpm.New(verifiertpm.Config{
@@ -244,7 +244,7 @@ func (f *fleet) startWith(t *testing.T, rest *rest.Config) (stop func()) {
 	return stop
 }
 
-// forget removes all requests: the next test's controller is another.
+// forget removes all requests, so that the next test's controller does not see them.
 func (f *fleet) forget(t *testing.T) {
 	if err := f.client.DeleteAllOf(context.WithoutCancel(t.Context()), &certificatesv1.CertificateSigningRequest{}); err != nil {
 		t.Error(err)
@@ -255,7 +255,7 @@ func (f *fleet) forget(t *testing.T) {
 type machine struct {
 	*fleet
 	name, dir string
-	// program is the plugin, another than the fleet's.
+	// program is the plugin, if not the fleet's.
 	program   string
 	chip      *swtpm.TPM
 	bootstrap string
@@ -272,7 +272,7 @@ func (f *fleet) newMachine(t *testing.T, name string) *machine {
 	return m
 }
 
-// computer is the machine as it is now.
+// computer returns the machine with its current settings.
 func (m *machine) computer() *harness.Machine {
 	computer := harness.MachineOf(m.dir, m.chip, m.program, m.name)
 	computer.Bootstrap, computer.Args = m.bootstrap, m.args
@@ -283,10 +283,10 @@ func (m *machine) flags() []string { return m.computer().Flags() }
 
 func (m *machine) certs() cache.Dir { return m.computer().Certs() }
 
-// loses removes everything that the plugin remembers.
-func (m *machine) loses(t *testing.T) {
+// removeState removes everything that the plugin remembers.
+func (m *machine) removeState(t *testing.T) {
 	t.Helper()
-	m.computer().Loses(t)
+	m.computer().RemoveState(t)
 }
 
 // inventoried makes an inventory of the machines, by what identify prints on them.
@@ -304,7 +304,7 @@ func (m *machine) run(t *testing.T, extra ...string) harness.Result {
 	return m.computer().Run(t, m.ControlPlane, extra...)
 }
 
-// enrols has the machine get a certificate.
+// enrols runs the plugin until it prints a certificate.
 func (m *machine) enrols(t *testing.T) harness.Result {
 	t.Helper()
 	return m.computer().Enrols(t, m.ControlPlane)

@@ -35,8 +35,8 @@ type decisions struct {
 	log  *decisionlog.Log
 }
 
-// recordDecisions has a fleet's controller keep its decisions in a file, with an archive. Call it
-// before the controller starts.
+// recordDecisions makes a fleet's controller write decision records with archives to a file. Call
+// it before the controller starts.
 func (f *fleet) recordDecisions(t *testing.T) *decisions {
 	t.Helper()
 	d := &decisions{fleet: f, path: filepath.Join(t.TempDir(), "decisions.jsonl")}
@@ -47,7 +47,7 @@ func (f *fleet) recordDecisions(t *testing.T) *decisions {
 	return d
 }
 
-// stopped stops the controller, and returns the records. Each line is valid by the schema.
+// stopped stops the controller, and returns the decision records. Each line is valid by the schema.
 func (d *decisions) stopped(t *testing.T) (all []*decisionlog.Record) {
 	t.Helper()
 	d.stop()
@@ -81,7 +81,7 @@ func (d *decisions) stopped(t *testing.T) (all []*decisionlog.Record) {
 	return all
 }
 
-// agrees checks a record by the objects as the API server has them.
+// agrees compares a decision record with the objects in the API server.
 func (d *decisions) agrees(t *testing.T, record *decisionlog.Record, m *machine, reason string) {
 	t.Helper()
 	object := d.get(t, record.Request.Name)
@@ -154,8 +154,8 @@ tpm: {rootsFile: %s, intermediatesFile: %s, pcrs: {bank: sha256, indexes: [0, 1,
 	return cmd.ProcessState.ExitCode(), string(out)
 }
 
-// provesItself checks that verify accepts the log after all requests are gone, and that it does not
-// accept it once an admission is another's.
+// provesItself checks that verify accepts the log after all requests are deleted. It must refuse a
+// log in which an admission was replaced by another one.
 func (d *decisions) provesItself(t *testing.T, admissions int) {
 	t.Helper()
 	if err := d.client.DeleteAllOf(t.Context(), &certificatesv1.CertificateSigningRequest{}); err != nil {

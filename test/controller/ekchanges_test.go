@@ -130,13 +130,13 @@ func TestInventoryReplacesAnEK(t *testing.T) {
 	f.says(t, a.name, watch.ReasonEKChangeAccepted)
 	f.refused(t, node.hello(t), string(verifier.ReasonEKReplaced))
 
-	// B renews as any machine.
+	// B renews like any other machine.
 	again := f.newPeer(t, b.chip, f.asNode(certificate, hello.keyPEM), b.name, b.name)
 	_, proof = again.attests(t)
 	f.issued(t, proof, b.name)
 }
 
-// An EK that is denied gets in by no way, the recovery of a lost record included.
+// No class of request admits a denied EK, not even the recovery of a lost record.
 func TestDeniedEKIsNotRecovered(t *testing.T) {
 	f := newFleet(t, func(_ *fleet, p *verifier.Policy) { p.Credential = verifier.Recover })
 	m := f.newMachine(t, "denied-ek")
@@ -157,8 +157,8 @@ func TestDeniedEKIsNotRecovered(t *testing.T) {
 	}
 }
 
-// Class Again goes by the record alone where no source names the EK: then the token must be the
-// machine's.
+// If no source names the EK, class Again depends on the record alone: then the token must have been
+// made for the machine.
 func TestAgainTakesTheMachinesToken(t *testing.T) {
 	f := newFleet(t, func(_ *fleet, p *verifier.Policy) { p.Token, p.EKNotNamed = verifier.Required, verifier.Warn })
 	m, other := f.newMachine(t, "comes-again"), f.newMachine(t, "its-neighbour")
@@ -170,7 +170,7 @@ func TestAgainTakesTheMachinesToken(t *testing.T) {
 	harness.WriteFile(t, f.inventory, []byte(head+entry(m, eks[m])+entry(other, eks[other])))
 	m.attested(t)
 
-	// Named: any bootstrap token does.
+	// A source names the EK: any bootstrap token is enough.
 	_, proof := f.newPeer(t, m.chip, f.asToken(other.token), m.name, m.name).attests(t)
 	f.issued(t, proof, m.name)
 
@@ -217,13 +217,13 @@ func TestManyEKChangesAreHeld(t *testing.T) {
 	}
 	refused := func(m *machine) bool { return f.record(t, m.name).Status.EKReplaced != nil }
 
-	// One by one: the first is refused, and stays so.
+	// One change at a time: the first one is refused, and stays refused.
 	eks["held-0"] = strange("0")
 	f.names(t, eks)
 	harness.Eventually(t, harness.Soon, "one change is accepted", func() bool { return refused(machines[0]) })
 	f.refused(t, renew["held-0"].hello(t), string(verifier.ReasonEKReplaced))
 
-	// With the others it is too much, and none of those is refused.
+	// More changes are over the limit, so none of them is refused.
 	for i, m := range machines[1:] {
 		eks[m.name] = strange(fmt.Sprint(i + 1))
 	}
@@ -238,7 +238,7 @@ func TestManyEKChangesAreHeld(t *testing.T) {
 	}
 	f.refused(t, renew["held-0"].hello(t), string(verifier.ReasonEKReplaced))
 
-	// An acknowledgement of another change is none of this.
+	// An acknowledgement of another change does not count.
 	name := regexp.MustCompile(sources.AnnotationAcceptEKChanges + `=(Inventory-[0-9a-f]{16})`).FindStringSubmatch(note)
 	if name == nil {
 		t.Fatalf("the Event does not say how to acknowledge: %s", note)

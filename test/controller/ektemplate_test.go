@@ -36,7 +36,7 @@ func (m *machine) fingerprints(t *testing.T) map[string]string {
 	return found
 }
 
-// hurries ends the back-off after a denied request.
+// hurries removes the back-off after a denied request.
 func (m *machine) hurries(t *testing.T) {
 	t.Helper()
 	harness.WorkerEnds(t, m.certs())

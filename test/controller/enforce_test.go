@@ -34,7 +34,7 @@ import (
 
 const gateCluster = "cluster-uid"
 
-// gated is a namespace with the records and the Secret of gates.
+// gated is a namespace with records and the Secret in which a Preflight stores its state.
 type gated struct {
 	*bed
 	secret types.NamespacedName
@@ -54,7 +54,7 @@ func newGated(t *testing.T) *gated {
 	return g
 }
 
-// nodes makes Nodes, which are gone when the test ends.
+// nodes creates Nodes, which are deleted when the test ends.
 func (g *gated) nodes(t *testing.T, names ...string) {
 	t.Helper()
 	for _, name := range names {
@@ -78,7 +78,7 @@ func (g *gated) store(api client.Client) *sources.KeyStore {
 	})
 }
 
-// open is a start of a controller.
+// open runs the preflight of a controller that starts.
 func (g *gated) open(t *testing.T, api client.Client, audit bool, listed ...string) error {
 	gate := &preflight.Preflight{
 		Keys: g.store(api), Records: api, Cluster: gateCluster, Namespace: g.secret.Namespace, Unattested: func() []string { return listed }, Audit: audit, Log: logr.Discard(),
@@ -86,7 +86,7 @@ func (g *gated) open(t *testing.T, api client.Client, audit bool, listed ...stri
 	return gate.Await(t.Context())
 }
 
-// since returns when enforcement began, empty if it has not, and the keys.
+// since returns when enforcement started, "" if it has not, and the keys.
 func (g *gated) since(t *testing.T) (string, map[string][]byte) {
 	t.Helper()
 	secret := &corev1.Secret{}
@@ -105,7 +105,8 @@ func refusedFor(t *testing.T, err error, nodes ...string) {
 	}
 }
 
-// Enforcement starts once each Node has a record or is listed; that is remembered, until an audit.
+// Enforcement starts once each Node has a record or is listed. The start is remembered until an
+// audit.
 func TestEnforcementStartsOnce(t *testing.T) {
 	g := newGated(t)
 	g.nodes(t, "cp-1", "worker-2", "worker-1")
@@ -131,7 +132,7 @@ func TestEnforcementStartsOnce(t *testing.T) {
 	if _, err := time.Parse(time.RFC3339, since); err != nil || len(keys) != 2 {
 		t.Fatalf("%v, %d entries", err, len(keys))
 	}
-	// A stray Node, later, and the list is shorter.
+	// Later, a Node has no record, and the list is shorter.
 	g.nodes(t, "virtual-kubelet")
 	time.Sleep(1100 * time.Millisecond) // the time that is noted has whole seconds
 	if err := g.open(t, g.client, false); err != nil {
@@ -192,10 +193,10 @@ func TestEnforcementStartsInManyReplicas(t *testing.T) {
 	}
 }
 
-// meddler has somebody write after a read of the Secret.
+// meddler writes the Secret after the controller has read it.
 type meddler struct {
 	client.Client
-	// after is the read after which that is, counted down.
+	// after is the number of reads until the write.
 	after int
 	write func()
 }
@@ -208,7 +209,7 @@ func (m *meddler) Get(ctx context.Context, key client.ObjectKey, into client.Obj
 	return err
 }
 
-// A key that is being rotated in is not written over, whenever that happens.
+// A key that an operator adds at any time is not overwritten.
 func TestEnforcementKeepsWhatOthersWrite(t *testing.T) {
 	g := newGated(t)
 	for after := 1; after <= 3; after++ { // three reads, and one write after the last
@@ -245,7 +246,7 @@ func TestEnforcementKeepsWhatOthersWrite(t *testing.T) {
 	}
 }
 
-// What keeps the gate from judging is said with what to do.
+// If the preflight cannot check the cluster, its error has a hint.
 func TestEnforcementNeedsToSee(t *testing.T) {
 	g := newGated(t)
 	g.nodes(t, "worker-1")
@@ -396,7 +397,7 @@ func TestProgramStartsToEnforce(t *testing.T) {
 	if err := ended(); err != nil {
 		t.Errorf("%v: %s", err, stderr())
 	}
-	// An API server that is not there yet is waited for, until the program is told to end.
+	// The program waits for an API server that is not reachable yet, until it gets SIGTERM.
 	admin := g.admin(t)
 	content, err := os.ReadFile(admin)
 	if err != nil {

@@ -43,7 +43,7 @@ func TestFirstRenewalAgain(t *testing.T) {
 	}
 	f.closed(t, &hellos[0])
 
-	// It is due: the plugin prints it, and renews it with itself.
+	// Renewal is due: the plugin prints the certificate, and renews with it.
 	renewed := m.enrols(t)
 	harness.Eventually(t, harness.Soon, "the renewed certificate is printed", func() bool {
 		renewed = m.enrols(t)
@@ -64,7 +64,7 @@ func TestFirstRenewalAgain(t *testing.T) {
 	}
 
 	// Another request by the same machine with its bootstrap credential: its certificate was lost.
-	m.loses(t)
+	m.removeState(t)
 	again := m.enrols(t)
 	if bytes.Equal(renewed.Leaf.Raw, again.Leaf.Raw) {
 		t.Error("the same certificate")
@@ -85,26 +85,26 @@ func TestRenewalWithACertificateInNoRecord(t *testing.T) {
 			m := f.newMachine(t, "unknown-credential-"+name)
 			f.inventoried(t, m)
 			m.enrols(t)
-			m.loses(t)
-			m.getsAround(t)
+			m.removeState(t)
+			m.installUnrecorded(t)
 			bootstrap := m.bootstrap
 			m.bootstrap += ".gone"
-			around := m.enrols(t) // prints what is there, and starts a worker
+			unrecorded := m.enrols(t) // prints what is there, and starts a worker
 			harness.Eventually(t, harness.Soon, "the renewal is refused", func() bool { return f.renewalRefused(t, m.name, verifier.ReasonUnknownCredential) })
 			if n := len(f.record(t, m.name).Status.Certificates); n != 1 {
 				t.Errorf("%d certificates are noted", n)
 			}
 			harness.WorkerEnds(t, m.certs())
-			if r := m.enrols(t); !strings.Contains(r.Stderr, string(verifier.ReasonUnknownCredential)) || !strings.Contains(r.Stderr, "becomes NotReady at "+around.Leaf.NotAfter.UTC().Format(time.RFC3339)) {
+			if r := m.enrols(t); !strings.Contains(r.Stderr, string(verifier.ReasonUnknownCredential)) || !strings.Contains(r.Stderr, "becomes NotReady at "+unrecorded.Leaf.NotAfter.UTC().Format(time.RFC3339)) {
 				t.Errorf("it does not say what that means for the node: %s", r.Stderr)
 			}
 
 			m.bootstrap = bootstrap
-			m.loses(t)
-			m.getsAround(t)
-			around = m.enrols(t)
+			m.removeState(t)
+			m.installUnrecorded(t)
+			unrecorded = m.enrols(t)
 			harness.Eventually(t, harness.Soon, "another certificate is printed", func() bool {
-				return !bytes.Equal(m.enrols(t).Leaf.Raw, around.Leaf.Raw)
+				return !bytes.Equal(m.enrols(t).Leaf.Raw, unrecorded.Leaf.Raw)
 			})
 			if n := len(f.record(t, m.name).Status.Certificates); n != 2 {
 				t.Errorf("%d certificates are noted", n)
@@ -122,8 +122,8 @@ func TestRecordIsRecovered(t *testing.T) {
 	first := m.enrols(t)
 	backup := f.record(t, m.name)
 	for _, lost := range []struct {
-		what string
-		lose func()
+		what   string
+		change func()
 	}{
 		{"deleted", func() { remove(t, f, f.record(t, m.name)) }},
 		{"restored from a backup", func() {
@@ -137,7 +137,7 @@ func TestRecordIsRecovered(t *testing.T) {
 			}
 		}},
 	} {
-		lost.lose()
+		lost.change()
 		p := f.newPeer(t, m.chip, m.credential(t), m.name, m.name)
 		hello, proof := p.attests(t)
 		certificate := f.issued(t, proof, m.name)
@@ -164,7 +164,7 @@ func TestRecordIsRecovered(t *testing.T) {
 	}
 }
 
-// A first enrolment over a Node that is there takes the operator's act: the Node is deleted.
+// If the Node exists, a first enrolment needs the operator: the Node must be deleted.
 func TestNodeIsDeletedForANewEnrolment(t *testing.T) {
 	f := newFleet(t, func(_ *fleet, p *verifier.Policy) { p.Credential = verifier.Recover })
 	m := f.newMachine(t, "record-and-certificate-lost")
@@ -176,7 +176,7 @@ func TestNodeIsDeletedForANewEnrolment(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = f.client.Delete(context.WithoutCancel(t.Context()), node) })
 	remove(t, f, f.record(t, m.name))
-	m.loses(t)
+	m.removeState(t)
 	r := m.run(t)
 	act := "kubectl delete node " + m.name
 	if r.Code == 0 || !strings.Contains(r.Stderr, string(verifier.ReasonNodeAlreadyRegistered)) || !strings.Contains(r.Stderr, act) {
@@ -205,9 +205,9 @@ func (f *fleet) renewalRefused(t *testing.T, name string, reason verifier.Reason
 	return false
 }
 
-// getsAround installs a certificate of the cluster's CA that the controller did not issue, and that
-// is due.
-func (m *machine) getsAround(t *testing.T) {
+// installUnrecorded installs a certificate of the cluster's CA that the controller did not issue
+// and whose renewal is due.
+func (m *machine) installUnrecorded(t *testing.T) {
 	t.Helper()
 	f := m.fleet
 	issued, err := f.ClientCA().IssueClient("system:node:"+m.name, []string{"system:nodes"}, time.Now().Add(-95*time.Minute), time.Now().Add(10*time.Minute))
@@ -275,7 +275,7 @@ func TestApproveOnly(t *testing.T) {
 		t.Errorf("it was asked for by %s", class)
 	}
 
-	m.loses(t)
+	m.removeState(t)
 	if again := m.enrols(t); bytes.Equal(first.Leaf.Raw, again.Leaf.Raw) {
 		t.Error("the same certificate")
 	}

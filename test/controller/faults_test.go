@@ -16,12 +16,12 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// faults has one write of a controller fail: as if it, or its connection, had been killed there.
+// faults makes one write of a controller fail, as if the controller or its connection was killed.
 type faults struct {
 	mu sync.Mutex
 	// at is the write that fails, counted from 1; writes counts them.
 	at, writes int
-	// lost says that the API server does what it is asked, and only the answer is lost.
+	// lost says that the API server executes the write, and only the answer is lost.
 	lost bool
 	// what is the request that failed.
 	what string
@@ -29,7 +29,7 @@ type faults struct {
 
 func (f *faults) wrap(next http.RoundTripper) http.RoundTripper { return failing{f, next} }
 
-// arm has the write number at from now on fail.
+// arm makes the write with number at fail, counted from now.
 func (f *faults) arm(at int, lost bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -47,7 +47,7 @@ type failing struct {
 	next http.RoundTripper
 }
 
-// RoundTrip leaves what is read, and events, alone.
+// RoundTrip does not count reads and Events.
 func (f failing) RoundTrip(request *http.Request) (*http.Response, error) {
 	if request.Method == http.MethodGet || strings.Contains(request.URL.Path, "/events") {
 		return f.next.RoundTrip(request)
@@ -73,9 +73,9 @@ func (f failing) RoundTrip(request *http.Request) (*http.Response, error) {
 	return nil, errors.New("the connection broke")
 }
 
-// Each write of the controller fails in turn, or is done and reported as failed. The writes are
+// Each write of the controller fails once, or succeeds and is reported as failed. The writes are
 // challenge, record, approval, certificate into the record, certificate, and the hello's end. The
-// machine gets exactly one certificate each time: at first, once more, and as a renewal.
+// machine gets exactly one certificate each time: as first, again, and as a renewal.
 func TestKilledBetweenAnyTwoSteps(t *testing.T) {
 	f := newFleet(t, nil)
 	f.stop()

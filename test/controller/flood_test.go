@@ -22,9 +22,9 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/oddrequest"
 )
 
-// All machines of a cluster share a bootstrap token. An attacker has it, too, and has filed
-// thousands of hellos when a machine enrols that the inventory lists. Behind the flood it would be
-// enrolled when nothing of that is left. A limit in seconds would measure how busy the computer is.
+// All machines of a cluster share a bootstrap token, and an attacker has it, too. The attacker has
+// filed thousands of hellos when a listed machine enrols. The machine must be enrolled before the
+// flood is decided. A limit in seconds would measure how busy the computer is.
 func TestListedMachineUnderAFloodedToken(t *testing.T) {
 	for name, c := range map[string]struct {
 		count int
@@ -40,8 +40,8 @@ func TestListedMachineUnderAFloodedToken(t *testing.T) {
 				return stranger.Hello(fmt.Sprintf("stranger-%04d", i))
 			}
 		}},
-		// Copies that are filed faster than they are looked at delay the machine: they share its
-		// turns.
+		// Copies that are filed faster than they are decided delay the machine: they are in the
+		// same claim queue.
 		"the machine's own EK and node name": {2000, false, func(t *testing.T, f *fleet, victim *machine) func(int) (*certificatesv1.CertificateSigningRequest, error) {
 			p := f.newPeer(t, victim.chip, f.asToken(victim.token), victim.name, victim.name)
 			document, err := hello(t, p).Marshal()
@@ -61,7 +61,7 @@ func TestListedMachineUnderAFloodedToken(t *testing.T) {
 			f.flood(t.Context(), t, m.token, c.count, junk)
 			f.start(t)
 			started := time.Now()
-			// As long as the requester's burst lasts, nobody waits.
+			// No request waits during the requester's burst.
 			burst := int64(fairqueue.DefaultRates().Requester.Burst)
 			harness.Eventually(t, time.Minute, "the burst is used", func() bool { return looked.requests.Load() >= burst })
 
@@ -80,8 +80,8 @@ func TestListedMachineUnderAFloodedToken(t *testing.T) {
 			cancel()
 			filing.Wait()
 			t.Logf("enrolled within %s, %d of %d requests of the flood had not been looked at by then", took, left, c.count)
-			// 50 requests at once and then one each second say what they wait for, for any number
-			// of requests and requesters.
+			// The reason is written into 50 requests at once and then into one each second, for any
+			// number of requests and requesters.
 			if waiting, most := f.waitingRequests(t), 50+int(time.Since(started)/time.Second)+1; waiting > most || waiting == 0 && c.goesOn {
 				t.Errorf("%d requests say what they wait for, %d may", waiting, most)
 			}
@@ -93,7 +93,7 @@ func TestListedMachineUnderAFloodedToken(t *testing.T) {
 	}
 }
 
-// lookedAt counts the requests whose evidence was judged, each once.
+// lookedAt counts the requests whose evidence was verified, each once.
 type lookedAt struct {
 	names    sync.Map
 	requests atomic.Int64

@@ -20,11 +20,11 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
-// watchdog counts how a controller reads records, and has its watch of them hang.
+// watchdog counts a controller's reads of records, and can make its watch of records hang.
 type watchdog struct {
 	mu    sync.Mutex
 	lists int
-	// hangs is closed when the watch goes on; nil if it does not hang.
+	// hangs is closed when the watch continues. It is nil if the watch does not hang.
 	hangs chan struct{}
 }
 
@@ -52,7 +52,7 @@ func (w watchedTrip) RoundTrip(request *http.Request) (*http.Response, error) {
 	return response, err
 }
 
-// hangingBody withholds what comes while the watch hangs.
+// hangingBody delays events while the watch hangs.
 type hangingBody struct {
 	io.ReadCloser
 	*watchdog
@@ -92,7 +92,7 @@ func (w *watchdog) goOn() {
 	w.hangs = nil
 }
 
-// counted returns how often records were listed since it was last asked.
+// counted returns the number of lists of records since the last call.
 func (w *watchdog) counted() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -101,7 +101,7 @@ func (w *watchdog) counted() int {
 	return n
 }
 
-// newWatchedFleet starts a controller whose watch of records is the watchdog's.
+// newWatchedFleet starts a controller whose watch of records the watchdog controls.
 func newWatchedFleet(t *testing.T) (*fleet, *watchdog) {
 	t.Helper()
 	f := newFleet(t, nil)
@@ -113,7 +113,7 @@ func newWatchedFleet(t *testing.T) (*fleet, *watchdog) {
 	return f, dog
 }
 
-// attested has a machine attest under its bootstrap token, and returns how to renew.
+// attested attests a machine under its bootstrap token. It returns a function that renews.
 func (m *machine) attested(t *testing.T) *peer {
 	t.Helper()
 	p := m.newPeer(t, m.chip, m.asToken(m.token), m.name, m.name)
@@ -121,7 +121,7 @@ func (m *machine) attested(t *testing.T) *peer {
 	return m.newPeer(t, m.chip, m.asNode(m.issued(t, proof, m.name), p.keyPEM), m.name, m.name)
 }
 
-// A decision goes by what a watch tells, and lists no records.
+// A decision uses the cached records, and lists none.
 func TestRecordsAreNotListed(t *testing.T) {
 	f, dog := newWatchedFleet(t)
 	machines := []*machine{f.newMachine(t, "warms-up")}
@@ -153,7 +153,7 @@ func remove(t *testing.T, f *fleet, record *v1alpha1.NodeAttestation) {
 	}
 }
 
-// By what the watch does not tell no certificate is granted, and no proof refused.
+// While the watch hangs, a stale cache grants no certificate and refuses no proof.
 func TestHungWatch(t *testing.T) {
 	f, dog := newWatchedFleet(t)
 	names := []string{"known", "deleted", "freed", "proven", "taken", "new"}
@@ -166,7 +166,7 @@ func TestHungWatch(t *testing.T) {
 	f.inventoried(t, all...)
 	renewed := machines["known"].attested(t)
 	machines["deleted"].attested(t)
-	// Somebody else has the name.
+	// Another machine has the name.
 	other := func(name string) *v1alpha1.NodeAttestation {
 		t.Helper()
 		record := f.record(t, "known").DeepCopy()

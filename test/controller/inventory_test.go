@@ -46,8 +46,8 @@ func (f *fleet) inConfigMap(t *testing.T, name string, entries ...string) {
 	}
 }
 
-// A broken part of an inventory costs no machine of another part. Where two parts contradict each
-// other, the first certificates of those machines wait, and the one that attested renews.
+// An invalid part of an inventory does not affect machines of another part. If two parts contradict
+// each other, the first certificates of those machines wait. The machine that attested renews.
 func TestInventoryOfTwoConfigMaps(t *testing.T) {
 	var inventory *sources.Inventory
 	f := newFleet(t, func(f *fleet, _ *verifier.Policy) {

@@ -28,7 +28,7 @@ const kubeletSigner = certificatesv1.KubeAPIServerClientKubeletSignerName
 // counters are registered once in a process.
 var counters = sync.OnceValues(telemetry.NewMetrics)
 
-// files has a credential file a request as a kubelet does.
+// files files a request with a credential, as a kubelet does.
 func (f *fleet) files(t *testing.T, credential *rest.Config, signer, node string) *certificatesv1.CertificateSigningRequest {
 	t.Helper()
 	api, err := kubernetes.NewForConfig(credential)
@@ -45,7 +45,7 @@ func (f *fleet) files(t *testing.T, credential *rest.Config, signer, node string
 	return request
 }
 
-// approvedByHand has an administrator approve a request.
+// approvedByHand approves a request as an administrator.
 func (f *fleet) approvedByHand(t *testing.T, request *certificatesv1.CertificateSigningRequest) {
 	t.Helper()
 	request.Status.Conditions = append(request.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
@@ -56,7 +56,7 @@ func (f *fleet) approvedByHand(t *testing.T, request *certificatesv1.Certificate
 	}
 }
 
-// comesThrough waits until another signer has issued.
+// comesThrough waits until another signer has issued the certificate.
 func (f *fleet) comesThrough(t *testing.T, request *certificatesv1.CertificateSigningRequest) {
 	t.Helper()
 	harness.Eventually(t, harness.Soon, "kube-controller-manager issues for "+request.Name, func() bool {
@@ -64,7 +64,8 @@ func (f *fleet) comesThrough(t *testing.T, request *certificatesv1.CertificateSi
 	})
 }
 
-// isReported waits until a request is, by annotation and Event, and returns what the Event says.
+// isReported waits until a request is reported by annotation and Event. It returns the Event's
+// note.
 func (f *fleet) isReported(t *testing.T, request *certificatesv1.CertificateSigningRequest) (note string) {
 	t.Helper()
 	harness.Eventually(t, harness.Soon, "it is reported: "+request.Name, func() bool {
@@ -83,8 +84,8 @@ func (f *fleet) around(t *testing.T, name string) float64 {
 	return sampled(t, "node_attestation_issued_without_attestation_total", map[string]string{"cluster": f.namespace, "name": name})
 }
 
-// What kube-controller-manager issues to nodes and bootstrap tokens is reported once, over restarts
-// and in each replica, and nothing else is.
+// A certificate that kube-controller-manager issues to a node or a bootstrap token is reported
+// once, over restarts and in each replica. No other certificate is reported.
 func TestIssuedAround(t *testing.T) {
 	counted, err := counters()
 	if err != nil {
@@ -126,7 +127,7 @@ func TestIssuedAround(t *testing.T) {
 	f.approvedByHand(t, another)
 	f.comesThrough(t, another)
 	f.isReported(t, another)
-	// What is left out: a serving certificate, and one for a user who is neither a node nor a
+	// Not reported: a serving certificate, and one for a user who is neither a node nor a
 	// bootstrap identity.
 	serving := f.files(t, f.asNode(certificate, renews.keyPEM), certificatesv1.KubeletServingSignerName, m.name)
 	f.approvedByHand(t, serving)
@@ -134,7 +135,7 @@ func TestIssuedAround(t *testing.T) {
 	admins := f.files(t, f.AdminConfig(), certificatesv1.KubeAPIServerClientSignerName, "admins")
 	f.approvedByHand(t, admins)
 	f.comesThrough(t, admins)
-	// A node that is left alone is counted.
+	// The certificate of an unattested node is counted.
 	pair, err := f.ClientCA().IssueClient("system:node:left-alone", []string{"system:nodes"}, time.Now().Add(-time.Hour), time.Now().Add(time.Hour))
 	if err != nil {
 		t.Fatal(err)
@@ -143,8 +144,8 @@ func TestIssuedAround(t *testing.T) {
 	f.comesThrough(t, alone)
 	harness.Eventually(t, harness.Soon, "a node that is left alone is counted", func() bool { return f.around(t, "unattested") == 1 })
 
-	// Another leader, and two at once, begin with all that is there. What they do last is seen
-	// after all that.
+	// Another leader, and two at once, start with all existing requests. They handle a new request
+	// after those.
 	f.stop()
 	f.start(t)
 	f.startWith(t, f.AdminConfig())
@@ -170,8 +171,8 @@ func TestIssuedAround(t *testing.T) {
 	}
 }
 
-// Our own certificates are not reported where the watch of records is late, nor where their record
-// was deleted.
+// Our own certificates are not reported if the watch of records is late, or if their record was
+// deleted.
 func TestOwnCertificatesAreNotAround(t *testing.T) {
 	f, dog := newWatchedFleet(t)
 	m := f.newMachine(t, "own")
@@ -184,7 +185,7 @@ func TestOwnCertificatesAreNotAround(t *testing.T) {
 	dog.goOn()
 	remove(t, f, f.record(t, m.name))
 	f.start(t)
-	// It has looked at all of them once it decides on another.
+	// The controller has checked all of them when it decides another request.
 	hello := m.newPeer(t, m.chip, m.asToken(m.token), m.name, m.name).hello(t)
 	harness.Eventually(t, time.Minute, "the hello is answered", func() bool { return len(f.get(t, hello.Name).Annotations[attestation.AnnotationChallenge]) > 0 })
 	for _, r := range f.all(t) {
@@ -194,7 +195,7 @@ func TestOwnCertificatesAreNotAround(t *testing.T) {
 	}
 }
 
-// In audit mode what others issue is all there is: it is counted.
+// In audit mode, only others issue certificates. They are counted.
 func TestIssuedAroundInAuditMode(t *testing.T) {
 	counted, err := counters()
 	if err != nil {

@@ -106,6 +106,6 @@ func TestMalformedProofs(t *testing.T) {
 	if got := f.get(t, waits.Name); len(got.Status.Conditions) > 0 {
 		t.Errorf("a proof whose hello may yet come: %+v", got.Status.Conditions)
 	}
-	// None of them has spent the hello.
+	// None of them has used up the hello.
 	f.onlyFor(t, leaf(t, f.issued(t, p.file(t, genuine), m.name)))
 }

@@ -64,7 +64,7 @@ func TestCAComesAfterTheChallengeHasRunOut(t *testing.T) {
 	f.ahead.Store(0)
 }
 
-// takeCA takes the CA's key away and returns it.
+// takeCA removes the CA's key and returns it.
 func (f *fleet) takeCA(t *testing.T) []byte {
 	t.Helper()
 	key, err := os.ReadFile(f.caKey)
@@ -78,8 +78,8 @@ func (f *fleet) takeCA(t *testing.T) []byte {
 	return key
 }
 
-// With another signer that never issues: after the deadline the proof fails, and the machine's next
-// one is not in its way.
+// Another signer never issues: the proof fails after the deadline. It does not block the machine's
+// next proof.
 func TestApprovedRequestThatNobodyIssuesFails(t *testing.T) {
 	f := newFleet(t, approveOnly)
 	m := f.newMachine(t, "never-issued")
@@ -104,7 +104,7 @@ func TestApprovedRequestThatNobodyIssuesFails(t *testing.T) {
 	f.ahead.Store(0)
 }
 
-// Without a CA until the deadline: what was approved fails, so that no request stays open.
+// There is no CA until the deadline: approved requests fail, so that no request stays open.
 func TestApprovedRequestThatNobodyCanSignFails(t *testing.T) {
 	f := newFleet(t, nil)
 	m := f.newMachine(t, "no-ca")
@@ -147,14 +147,14 @@ func TestProofsOfOneMachineAtOnce(t *testing.T) {
 	for _, proof := range proofs {
 		f.issued(t, proof, m.name)
 	}
-	// One too many is noted where both controllers were about to issue: the other one's is never
-	// published.
+	// If both controllers were about to issue, the record has one certificate too many, which is
+	// never published.
 	if n := len(f.record(t, m.name).Status.Certificates); n < len(proofs) || n > 2*len(proofs) {
 		t.Errorf("%d certificates are noted", n)
 	}
 }
 
-// A machine over its rate waits for its turn; so do requesters, and nobody is denied for it.
+// A machine or a requester over its rate waits. No request is denied for that.
 func TestRates(t *testing.T) {
 	const every = 30 * time.Second
 	rate := fairqueue.Rate{Every: 250 * time.Millisecond, Burst: 8}
@@ -258,7 +258,7 @@ func TestUnattestedNodes(t *testing.T) {
 	}
 }
 
-// stock files what a kubelet without the plugin does.
+// stock files the request of a kubelet without the plugin.
 func (f *fleet) stock(t *testing.T, api *csr.Client, name string) *certificatesv1.CertificateSigningRequest {
 	t.Helper()
 	key, _, err := csr.NewKey()

@@ -27,10 +27,10 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
-// peer does by hand what the plugin does. An attacker does it in another order.
+// peer performs the plugin's steps one by one. An attacker performs them in another order.
 type peer struct {
 	*fleet
-	// api is the credential that it shows.
+	// api has the credential that the peer uses.
 	api      *csr.Client
 	provider provider.Challenger
 	key      crypto.Signer
@@ -39,17 +39,17 @@ type peer struct {
 	signer   string
 }
 
-// asToken is the credential of a bootstrap token.
+// asToken returns the credential of a bootstrap token.
 func (f *fleet) asToken(token string) *rest.Config {
 	return &rest.Config{Host: f.ServerURL(), TLSClientConfig: rest.TLSClientConfig{CAData: f.ServerCA()}, BearerToken: token, QPS: -1}
 }
 
-// asNode is a node's own credential.
+// asNode returns a node's own credential.
 func (f *fleet) asNode(certificate, key []byte) *rest.Config {
 	return &rest.Config{Host: f.ServerURL(), TLSClientConfig: rest.TLSClientConfig{CAData: f.ServerCA(), CertData: certificate, KeyData: key}, QPS: -1}
 }
 
-// newPeer returns one that claims a node name and the provider ID that belongs to another name.
+// newPeer returns a peer that claims a node name, and the provider ID that belongs to a name.
 func (f *fleet) newPeer(t *testing.T, chip *swtpm.TPM, credential *rest.Config, nodeName, idOf string) *peer {
 	t.Helper()
 	p := &peer{fleet: f, signer: tpm.SignerName}
@@ -97,7 +97,7 @@ func (p *peer) file(t *testing.T, object *certificatesv1.CertificateSigningReque
 	return filed
 }
 
-// hello files one.
+// hello files a hello.
 func (p *peer) hello(t *testing.T) *certificatesv1.CertificateSigningRequest {
 	t.Helper()
 	document, _, err := p.provider.Hello(t.Context(), p.ask("hello"))
@@ -120,7 +120,7 @@ func (p *peer) challenged(t *testing.T, hello *certificatesv1.CertificateSigning
 	return hello
 }
 
-// proof makes one without filing it.
+// proof makes a proof without filing it.
 func (p *peer) proof(t *testing.T, hello *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequest {
 	t.Helper()
 	name := csr.NewName()
@@ -138,7 +138,7 @@ func (p *peer) proof(t *testing.T, hello *certificatesv1.CertificateSigningReque
 	return object
 }
 
-// attests goes through both rounds.
+// attests files a hello and its proof.
 func (p *peer) attests(t *testing.T) (hello, proof *certificatesv1.CertificateSigningRequest) {
 	t.Helper()
 	hello = p.challenged(t, p.hello(t))
@@ -154,7 +154,7 @@ func (f *bed) get(t *testing.T, name string) *certificatesv1.CertificateSigningR
 	return object
 }
 
-// reasonOf returns why a request was denied or failed, empty if it was not.
+// reasonOf returns why a request was denied or failed, "" if it was neither.
 func reasonOf(object *certificatesv1.CertificateSigningRequest) string {
 	for _, c := range object.Status.Conditions {
 		if c.Type != certificatesv1.CertificateApproved {
@@ -164,7 +164,7 @@ func reasonOf(object *certificatesv1.CertificateSigningRequest) string {
 	return ""
 }
 
-// refused waits until a request is, for a reason.
+// refused waits until a request is refused for a reason.
 func (f *fleet) refused(t *testing.T, object *certificatesv1.CertificateSigningRequest, reason string) {
 	t.Helper()
 	var got *certificatesv1.CertificateSigningRequest
@@ -217,7 +217,7 @@ func (f *fleet) all(t *testing.T) []certificatesv1.CertificateSigningRequest {
 	return list.Items
 }
 
-// onlyFor checks that no certificate is out but for keys of these leaves.
+// onlyFor checks that each issued certificate has the key of one of these leaves.
 func (f *fleet) onlyFor(t *testing.T, leaves ...*x509.Certificate) {
 	t.Helper()
 	for _, item := range f.all(t) {
@@ -239,7 +239,7 @@ func (f *fleet) onlyFor(t *testing.T, leaves ...*x509.Certificate) {
 	}
 }
 
-// credential is what the plugin has in its directory.
+// credential returns the credential in the plugin's directory.
 func (m *machine) credential(t *testing.T) *rest.Config {
 	t.Helper()
 	pair, err := m.certs().Current()
@@ -249,8 +249,8 @@ func (m *machine) credential(t *testing.T) *rest.Config {
 	return m.asNode(pair.Chain, pair.Key)
 }
 
-// closed waits until a hello is, since its proof got the certificate. Its message says that this is
-// no fault.
+// closed waits until a hello is closed because its proof got the certificate. Its message says that
+// this is no error.
 func (f *fleet) closed(t *testing.T, hello *certificatesv1.CertificateSigningRequest) {
 	t.Helper()
 	f.refused(t, hello, string(act.ReasonCompleted))
@@ -261,7 +261,7 @@ func (f *fleet) closed(t *testing.T, hello *certificatesv1.CertificateSigningReq
 	}
 }
 
-// records returns how many records there are.
+// records returns the number of records.
 func (f *fleet) records(t *testing.T) int {
 	t.Helper()
 	list := &v1alpha1.NodeAttestationList{}

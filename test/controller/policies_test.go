@@ -68,7 +68,7 @@ func (b *bed) apply(t *testing.T, names ...string) {
 func (b *bed) policed(t *testing.T) {
 	t.Helper()
 	b.apply(t, "namespace.yaml", "policies.yaml", "rbac.yaml")
-	// The condition is what an earlier test has left.
+	// An earlier test may have left the condition.
 	patch := client.RawPatch(types.MergePatchType, []byte(`{"status": {"conditions": null}}`))
 	if err := b.client.Status().Patch(t.Context(), namespace(shippedNamespace), patch); err != nil {
 		t.Fatal(err)
@@ -86,7 +86,7 @@ func (b *bed) policed(t *testing.T) {
 	})
 }
 
-// bareHello files a hello that no controller of the package answers.
+// bareHello files a hello that no controller of this package answers.
 func (b *bed) bareHello(t *testing.T) *certificatesv1.CertificateSigningRequest {
 	t.Helper()
 	request, err := b.Client().CertificatesV1().CertificateSigningRequests().Create(context.WithoutCancel(t.Context()), csrObject(t, attestation.HelloSignerName, "bare"), metav1.CreateOptions{})
@@ -120,7 +120,7 @@ func (b *bed) approvesDry(ctx context.Context, request *certificatesv1.Certifica
 	return b.client.SubResource("approval").Update(ctx, approved, client.DryRunAll)
 }
 
-// asShipped is the controller's own user, with the rights of the manifests.
+// asShipped returns the controller's own user, with the rights in the manifests.
 func (b *bed) asShipped() *rest.Config {
 	c := b.AdminConfig()
 	c.Impersonate = rest.ImpersonationConfig{UserName: shippedAccount, Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + shippedNamespace, "system:authenticated"}}

@@ -26,7 +26,7 @@ type serving struct {
 
 func (s serving) Versions() attestation.Versions { return s.versions }
 
-// Judge refuses what this provider does not serve, and has the real one judge the rest.
+// Judge refuses what this provider does not serve. The real provider verifies the rest.
 func (s serving) Judge(ctx context.Context, q evidence.Question) verifier.Evidence {
 	content, err := attestation.Parse(q.Request.Spec.Request)
 	if err == nil {

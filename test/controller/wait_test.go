@@ -103,7 +103,7 @@ func TestInventoryIsLate(t *testing.T) {
 	if err := os.Remove(f.inventory); err != nil {
 		t.Fatal(err)
 	}
-	late.loses(t)
+	late.removeState(t)
 	late.enrols(t)
 }
 

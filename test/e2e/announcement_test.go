@@ -54,7 +54,7 @@ func announce(t *testing.T, cluster *testbed.ControlPlane, entry string) {
 		}
 	})
 	harness.Must(t, errors.Join(roleErr, bindingErr, err))
-	// The authorizer learns of the Role by a watch.
+	// The authorizer gets the Role by a watch.
 	user := testbed.CertificateUser(issueNode(t, cluster, "reader"))
 	kubeconfig := t.TempDir() + "/kubeconfig"
 	harness.Must(t, cluster.WriteKubeconfig(kubeconfig, user))
@@ -78,7 +78,8 @@ func entryOf(t *testing.T, renewals ...attestation.Renewal) string {
 	return string(data)
 }
 
-// installUnchecked gives the node a certificate that is not due, and old enough for a check.
+// installUnchecked installs a certificate whose renewal is not due, and that is old enough for a
+// check.
 func (n *node) installUnchecked(t *testing.T) *cache.Pair {
 	t.Helper()
 	return n.install(t, time.Now().Add(-time.Hour), time.Now().Add(10*time.Hour))
@@ -105,7 +106,7 @@ func (n *node) reports(t *testing.T) string {
 	return object.Annotations[attestation.AnnotationCertificate]
 }
 
-// checked returns what the last check has found, once it has ended.
+// checked waits for the last check, and returns its result.
 func (n *node) checked(t *testing.T) cache.Announcement {
 	t.Helper()
 	harness.Eventually(t, harness.Soon, "a check has ended", func() bool {
@@ -118,7 +119,7 @@ func (n *node) checked(t *testing.T) cache.Announcement {
 	return *state.Announcement
 }
 
-// expiresIn is when client-go asks again.
+// expiresIn returns the time until client-go runs the plugin again.
 func expiresIn(r harness.Result) time.Duration {
 	return time.Until(r.Credential.Status.ExpirationTimestamp.Time)
 }
@@ -173,7 +174,7 @@ func TestAnnouncedRenewal(t *testing.T) {
 	}
 }
 
-// A node renews at its own moment of the spread, and client-go asks again by then.
+// A node renews at a random time of the spread, and client-go runs the plugin again by then.
 func TestAnnouncedRenewalIsSpread(t *testing.T) {
 	n := renewingNode(t)
 	old := n.installUnchecked(t)
@@ -202,7 +203,7 @@ func TestAnnouncedRenewalIsSpread(t *testing.T) {
 	harness.Eventually(t, harness.Soon, "the new certificate is printed", func() bool { return !n.run(t).Leaf.Equal(old.Leaf) })
 }
 
-// Whatever becomes of the check, no run waits for it, and none fails.
+// No run waits for the check or fails because of it, whatever its result is.
 func TestCheckThatFails(t *testing.T) {
 	for name, c := range map[string]struct {
 		prepare func(t *testing.T, n *node)
@@ -258,7 +259,7 @@ func TestCheckThatFails(t *testing.T) {
 	}
 }
 
-// A worker that is killed while the check hangs has lost nothing, and backs nothing off.
+// If a worker is killed while the check hangs, no state is lost, and there is no back-off.
 func TestWorkerIsKilledInACheck(t *testing.T) {
 	n := renewingNode(t)
 	old := n.installUnchecked(t)
@@ -296,7 +297,7 @@ func TestKilledInAnAnnouncedRenewal(t *testing.T) {
 			trap := filepath.Join(t.TempDir(), "kill")
 			harness.WriteFile(t, trap, []byte(step))
 			n.env = append(n.env, "TEST_KILL_FILE="+trap)
-			// a check that died is made again after that
+			// the time after which a killed check is repeated
 			n.args = append(n.args, "--check-interval=10s")
 			harness.Eventually(t, time.Minute, "the Node names the new certificate", func() bool {
 				if r := n.run(t); r.Code != 0 {
@@ -317,7 +318,7 @@ func TestKilledInAnAnnouncedRenewal(t *testing.T) {
 	}
 }
 
-// refuseWrites has the API server refuse writes with a certificate until the test ends, as the
+// refuseWrites makes the API server refuse writes with a certificate until the test ends, as the
 // controller does.
 func (n *node) refuseWrites(t *testing.T, pair *cache.Pair, message string) {
 	t.Helper()
@@ -348,7 +349,7 @@ func (n *node) refuseWrites(t *testing.T, pair *cache.Pair, message string) {
 	harness.Must(t, err)
 }
 
-// writes returns what doctor says of the held certificate.
+// writes returns doctor's result for writes with the current certificate.
 func (n *node) writes(t *testing.T) checkup.Result {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), n.plugin, append([]string{"doctor", "--output=json", "--kubelet-kubeconfig=/nonexistent"}, n.flags()...)...).Output()
@@ -365,8 +366,8 @@ func (n *node) writes(t *testing.T) checkup.Result {
 	return checkup.Result{}
 }
 
-// The API server tells a node that its certificate is revoked, or its machine suspended. doctor
-// learns that by a dry run, and the worker by its request. The dry run changes nothing.
+// The API server's refusal says that the certificate is revoked, or the machine suspended. doctor
+// sees it by a dry run, and the worker by its request. The dry run changes nothing.
 func TestRevokedAndSuspended(t *testing.T) {
 	for message, want := range map[string]struct {
 		reason reason.Reason

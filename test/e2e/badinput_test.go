@@ -178,14 +178,14 @@ func (n *node) configure(t *testing.T) string {
 	return path
 }
 
-// giveAway makes a path another user's.
+// giveAway gives a path to another user.
 func giveAway(t *testing.T, path string, mode os.FileMode) {
 	t.Helper()
 	needRoot(t)
 	harness.Must(t, errors.Join(os.Chmod(path, mode), os.Chown(path, 4711, 4711)))
 }
 
-// A file that another user may write changes nothing on a node with a valid certificate.
+// A file that another user may write does not affect a node with a valid certificate.
 func TestUntrustedFilesTakeNoNodeDown(t *testing.T) {
 	n := renewingNode(t)
 	old := n.install(t, time.Now().Add(-time.Minute), time.Now().Add(time.Hour))
@@ -208,7 +208,7 @@ func (n *node) fullDisk(t *testing.T) {
 	_ = os.WriteFile(filepath.Join(n.dir.Path(), "ballast"), make([]byte, 1<<20), 0o600)
 }
 
-// A full disk costs nothing: what was valid stays, and when there is room the renewal comes.
+// On a full disk, the valid certificate stays. The node renews when there is room.
 func TestFullDiskLosesNothing(t *testing.T) {
 	n := renewingNode(t)
 	n.fullDisk(t)
@@ -232,7 +232,7 @@ func TestFullDiskLosesNothing(t *testing.T) {
 	})
 }
 
-// What is issued is not installed unless it is for this node and this key.
+// An issued certificate is installed only if it is for this node and this key.
 func TestUnusableCertificates(t *testing.T) {
 	foreign, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -272,7 +272,7 @@ func TestUnusableCertificates(t *testing.T) {
 			if r.Code != 0 || !r.Leaf.Equal(old.Leaf) {
 				t.Errorf("the old certificate is not printed: exit code %d: %s", r.Code, r.Stderr)
 			}
-			// Once the old one has ended, the reason reaches the kubelet's metrics.
+			// After the old certificate has expired, the kubelet's metrics have the exit code.
 			n.install(t, time.Now().Add(-time.Hour), time.Now().Add(-time.Second))
 			if r := n.run(t); r.Code != c.code {
 				t.Errorf("exit code %d, want %d: %s", r.Code, c.code, r.Stderr)
@@ -295,8 +295,7 @@ func TestAnswerThatIsNotACertificateIsRefusedByTheNode(t *testing.T) {
 	}
 }
 
-// Files that cannot be used are set aside by the worker, with the reason in its log, and a new
-// certificate is fetched.
+// The worker sets unusable files aside, with the reason in its log, and requests a new certificate.
 func TestUnusableFilesAreSetAside(t *testing.T) {
 	n := newNode(t)
 	for _, file := range []string{cache.CurrentFile, cache.PendingFile, cache.StateFile} {

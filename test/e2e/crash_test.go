@@ -15,8 +15,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
-// Killed before any step, run or worker: the next runs end with a valid credential, from the one
-// request that was filed.
+// If a run or a worker is killed before any step, the next runs get a valid credential, from the
+// one request that was filed.
 func TestKilledBeforeEachStep(t *testing.T) {
 	for _, kind := range []string{"enrolment", "renewal"} {
 		for _, step := range authenticator.Steps() {
@@ -73,8 +73,8 @@ func (n *node) survives(t *testing.T, trap string, old *cache.Pair) {
 	}
 }
 
-// An answer that is lost on the way back is found again: the request was filed, and it stays the
-// only one.
+// If the API server's answer to a created request is lost, the plugin finds the request again, and
+// files no other.
 func TestLostAnswerToThePost(t *testing.T) {
 	n := newNode(t)
 	proxy := n.behindProxy(t)
@@ -110,11 +110,12 @@ func TestWorkerNeverOutlivesItsDeadline(t *testing.T) {
 	if !worker.Alive() {
 		t.Fatal("no worker runs")
 	}
-	// Its deadline, and 5 s to end by itself.
+	// The worker's deadline, and 5 s for its end.
 	harness.Eventually(t, harness.Soon, "the worker ends", func() bool { return !worker.Alive() })
 }
 
-// The worker that waits for the signer ends at its deadline, and the next one takes up its request.
+// A worker that waits for the signer ends at its deadline. The next worker continues with its
+// request.
 func TestWorkersTakeOverFromEachOther(t *testing.T) {
 	n := renewingNode(t)
 	n.signer = "example.com/by-hand"

@@ -60,7 +60,7 @@ func TestDryRun(t *testing.T) {
 		if err := yaml.UnmarshalStrict([]byte(out), &object); code != 0 || err != nil || object.Kind != "CertificateSigningRequest" {
 			t.Fatalf("%s: exit code %d, %v: %s", format, code, err, stderr)
 		}
-		// It is the object itself: the API server takes it from kubectl, too.
+		// The output is a complete object: kubectl can create it, too.
 		admin := filepath.Join(t.TempDir(), "admin")
 		file := filepath.Join(t.TempDir(), "csr")
 		harness.WriteFile(t, file, []byte(out))

@@ -24,8 +24,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// The whole way: nothing on disk, one POST and one WATCH, a certificate that the API server takes
-// for the node; then the cache.
+// A whole enrolment starts without files. It takes one POST and one WATCH, and the API server
+// accepts the certificate. The next run uses the cache.
 func TestFirstCertificate(t *testing.T) {
 	n := newNode(t)
 	mark, err := n.AuditMark()
@@ -169,7 +169,7 @@ func TestThroughTheExecStanza(t *testing.T) {
 	}
 }
 
-// execKubeconfig is the kubelet's: it names the plugin.
+// execKubeconfig returns a kubelet's kubeconfig that names the plugin.
 func (n *node) execKubeconfig(t *testing.T, version string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "kubelet.conf")
@@ -232,8 +232,8 @@ func (n *node) workers(t *testing.T) map[string]bool {
 	return pids
 }
 
-// A run that starts the worker and gives up waiting ends at once, though the worker goes on: it
-// holds none of the caller's descriptors.
+// A run that starts a worker and stops waiting ends at once, although the worker continues: the
+// worker holds none of the caller's file descriptors.
 func TestWorkerHoldsNoDescriptorOfTheCaller(t *testing.T) {
 	n := newNode(t)
 	n.signer = "example.com/nobody"
@@ -273,7 +273,7 @@ func TestWorkerHoldsNoDescriptorOfTheCaller(t *testing.T) {
 	}
 }
 
-// The kubelet's key never leaves the two files that hold it, and the token none.
+// The private key is only in its two files, and the token is in no file.
 func TestNoSecretIsLeft(t *testing.T) {
 	n := newNode(t)
 	n.args = []string{"--v=10"} // the most that client-go logs

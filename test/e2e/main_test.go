@@ -15,7 +15,7 @@ import (
 
 const builtinSigner = "kubernetes.io/kube-apiserver-client-kubelet"
 
-// bed is what all tests of the package share.
+// bed has what all tests of the package share.
 //
 // Tests that need kube-controller-manager, or the audit log, run one after the other. Then the
 // parallel ones run: those whose requests the attestor answers, and TestSignerIsAway, which stops

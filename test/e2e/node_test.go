@@ -18,7 +18,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// node is a machine: a certificate directory, a bootstrap kubeconfig, and how its plugin is called.
+// node is a machine: a certificate directory, a bootstrap kubeconfig, and the plugin's flags.
 type node struct {
 	*bed
 	name      string
@@ -58,7 +58,7 @@ func newNode(t *testing.T) *node {
 	return n
 }
 
-// renewingNode is one whose provider may renew.
+// renewingNode returns a node whose provider may renew.
 func renewingNode(t *testing.T) *node {
 	t.Helper()
 	n := newNode(t)
@@ -66,7 +66,7 @@ func renewingNode(t *testing.T) *node {
 	return n
 }
 
-// flags are what the kubeconfig's exec stanza gives the plugin.
+// flags returns the plugin's flags in the kubeconfig's exec stanza.
 func (n *node) flags() []string {
 	if n.bare {
 		return n.args
@@ -77,7 +77,7 @@ func (n *node) flags() []string {
 	}, n.args...)
 }
 
-// run calls the plugin as client-go does: /dev/null as its input, the question in its environment.
+// run runs the plugin as client-go does: /dev/null is its input, and the environment has ExecInfo.
 func (n *node) run(t *testing.T, extra ...string) harness.Result {
 	t.Helper()
 	return n.runContext(t.Context(), t, append(n.flags(), extra...))
@@ -90,10 +90,10 @@ func (n *node) runContext(ctx context.Context, t *testing.T, args []string) harn
 	return harness.RunPlugin(t, cmd)
 }
 
-// ask is what client-go has in the plugin's environment.
+// ask returns the variable that client-go sets for the plugin.
 func (n *node) ask() string { return harness.ExecInfo(n.server, n.ServerCA()) }
 
-// enrol has the node get a certificate, however many runs it takes.
+// enrol runs the plugin until the node has a certificate.
 func (n *node) enrol(t *testing.T) harness.Result {
 	t.Helper()
 	var r harness.Result
@@ -137,13 +137,13 @@ func (n *node) installPair(t *testing.T, issued testbed.KeyPair) *cache.Pair {
 	return pair
 }
 
-// installDue gives it one that is due: the last tenth of its lifetime has begun.
+// installDue installs a certificate whose renewal is due: it is in the last tenth of its lifetime.
 func (n *node) installDue(t *testing.T) *cache.Pair {
 	t.Helper()
 	return n.install(t, time.Now().Add(-95*time.Minute), time.Now().Add(10*time.Minute))
 }
 
-// request returns the first of its requests, which a worker may be about to file.
+// request waits for the node's first request, and returns it.
 func (n *node) request(t *testing.T) (first certificatesv1.CertificateSigningRequest) {
 	t.Helper()
 	harness.Eventually(t, harness.Soon, "a request is filed", func() bool {
@@ -163,7 +163,7 @@ func (n *node) requests(t *testing.T) []certificatesv1.CertificateSigningRequest
 	return append(hellos, others...)
 }
 
-// live returns how many of the node's requests nobody has decided.
+// live returns the number of the node's undecided requests.
 func (n *node) live(t *testing.T) int {
 	t.Helper()
 	count := 0
@@ -175,7 +175,7 @@ func (n *node) live(t *testing.T) int {
 	return count
 }
 
-// whoami has the API server say whom it takes the credential for.
+// whoami returns the user that the API server sees in the credential.
 func (n *node) whoami(t *testing.T, r harness.Result) string {
 	t.Helper()
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")

@@ -51,8 +51,8 @@ func (n *node) reviews(t *testing.T, mark testbed.AuditMark) (all, rejected int)
 	return all, rejected
 }
 
-// A 401 makes client-go ask again early. Then the API server is asked, once, and the node enrols
-// again with its bootstrap credential.
+// After a 401, client-go runs the plugin again early. Then the plugin reviews its certificate once,
+// and enrols again with the bootstrap credential.
 func TestRejectedCertificateIsReplaced(t *testing.T) {
 	n := newNode(t)
 	n.installForeign(t)
@@ -69,8 +69,8 @@ func TestRejectedCertificateIsReplaced(t *testing.T) {
 	}
 }
 
-// While it cannot enrol again, even the rejected certificate is printed, and the API server is
-// asked at most once a minute.
+// While the node cannot enrol again, the plugin prints even the rejected certificate, and reviews
+// it at most once a minute.
 func TestRejectedCertificateIsServedWhileEnrolmentFails(t *testing.T) {
 	n := newNode(t)
 	old := n.installForeign(t)
@@ -95,7 +95,8 @@ func TestRejectedCertificateIsServedWhileEnrolmentFails(t *testing.T) {
 	}
 }
 
-// A good certificate that is asked for early is reviewed and printed; nothing else happens.
+// If client-go runs the plugin early, a good certificate is reviewed and printed, and nothing else
+// happens.
 func TestEarlyQuestionAboutAGoodCertificate(t *testing.T) {
 	n := newNode(t)
 	first := n.enrol(t)
@@ -139,7 +140,8 @@ func TestRejectionIsNoticedByTheWorker(t *testing.T) {
 	}
 }
 
-// Another node name, or another cluster: the certificate is of no use, and a new one is fetched.
+// With another node name or another cluster, the certificate is unusable, and a new one is
+// requested.
 func TestCertificateOfAnotherNodeOrCluster(t *testing.T) {
 	t.Run("node", func(t *testing.T) {
 		n := newNode(t)
@@ -172,8 +174,8 @@ func TestCertificateOfAnotherNodeOrCluster(t *testing.T) {
 			t.Errorf("%d requests", got)
 		}
 	})
-	// The CA was replaced at once: the certificate seems foreign, but the cluster takes it, so the
-	// node keeps it.
+	// The CA was replaced at once: the certificate seems to be of another cluster, but the cluster
+	// accepts it, so the node keeps it.
 	t.Run("new CA", func(t *testing.T) {
 		n := newNode(t)
 		other, err := testbed.NewCA("old")
@@ -192,7 +194,7 @@ func TestCertificateOfAnotherNodeOrCluster(t *testing.T) {
 	})
 }
 
-// reinstallFrom makes a certificate one of another cluster.
+// reinstallFrom stores a certificate as one from another cluster.
 func (n *node) reinstallFrom(t *testing.T, pair *cache.Pair, ca []byte) {
 	t.Helper()
 	moved := *pair
@@ -207,7 +209,7 @@ func (n *node) reinstallFrom(t *testing.T, pair *cache.Pair, ca []byte) {
 	}
 }
 
-// A key that others could read is replaced at once, and served meanwhile.
+// A key that others could read is replaced at once. Until then it is used.
 func TestExposedKeyIsReplaced(t *testing.T) {
 	n := renewingNode(t)
 	pair := n.install(t, time.Now().Add(-time.Minute), time.Now().Add(time.Hour))

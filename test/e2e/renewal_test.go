@@ -17,8 +17,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
-// A certificate that is due is renewed by the node itself: with its own certificate, so that its
-// bootstrap token may be long gone.
+// A node renews a due certificate with that certificate, so its bootstrap token may have expired.
 func TestRenewalWithTheNodesOwnCertificate(t *testing.T) {
 	n := renewingNode(t)
 	old := n.installDue(t)
@@ -53,8 +52,8 @@ func TestRenewalWithTheNodesOwnCertificate(t *testing.T) {
 	}
 }
 
-// The provider insecure serves its certificate to the end, and then asks again with the bootstrap
-// credential.
+// The provider insecure uses its certificate until it expires, and then enrols again with the
+// bootstrap credential.
 func TestInsecureDoesNotRenew(t *testing.T) {
 	n := newNode(t)
 	old := n.installDue(t)
@@ -127,8 +126,9 @@ func TestNewCertificateIsSoonInUse(t *testing.T) {
 	t.Errorf("the new certificate was not in use after %d requests", requests)
 }
 
-// A signer that is away costs the node nothing. Each run prints the old certificate within 2 s, and
-// no request through the exec transport is lost. The same CSR is served once the signer is back.
+// An unavailable signer does not affect the node. Each run prints the old certificate within 2 s,
+// and no request through the exec transport fails. The signer issues for the same CSR when it is
+// back.
 func TestSignerIsAway(t *testing.T) {
 	t.Parallel()
 	const away = 60 * time.Second
@@ -151,7 +151,7 @@ func TestSignerIsAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	slowest := time.Duration(0)
-	// How it goes for a whole minute is what is measured.
+	// The test measures a whole minute.
 	for end := time.Now().Add(away); time.Now().Before(end); time.Sleep(3 * time.Second) {
 		r := n.run(t)
 		slowest = max(slowest, r.Took)
@@ -200,7 +200,8 @@ func TestSignerIsAway(t *testing.T) {
 	}
 }
 
-// Denied or failed: the old certificate is printed on, the next request waits.
+// After a denied or failed request, the old certificate is still printed, and the next request
+// waits.
 func TestDeniedAndFailedRenewalsKeepTheOldCertificate(t *testing.T) {
 	for _, outcome := range []string{"denied", "failed"} {
 		t.Run(outcome, func(t *testing.T) {
@@ -238,7 +239,7 @@ func TestDeniedAndFailedRenewalsKeepTheOldCertificate(t *testing.T) {
 				t.Errorf("the request is still pending: %v", err)
 			}
 
-			// a person need not wait for the end of the pause
+			// remove the back-off
 			renewed := make(chan harness.Result, 1)
 			go func() {
 				cmd := exec.CommandContext(t.Context(), n.plugin, append(n.flags(), "renew", "--timeout=1m")...)
@@ -261,7 +262,7 @@ func TestDeniedAndFailedRenewalsKeepTheOldCertificate(t *testing.T) {
 	}
 }
 
-// A request that is deleted under the worker is filed again.
+// A request that is deleted while a worker waits for it is filed again.
 func TestDeletedRequestIsFiledAgain(t *testing.T) {
 	n := newNode(t)
 	n.signer = "example.com/by-hand"
@@ -272,7 +273,7 @@ func TestDeletedRequestIsFiledAgain(t *testing.T) {
 	if !bytes.Contains(n.read(t, cache.PendingFile), []byte(n.request(t).Name)) {
 		t.Error("the new name was not written down")
 	}
-	// The same holds if the request goes while no worker looks.
+	// The same holds if the request is deleted while no worker runs.
 	harness.KillWorker(t, n.dir)
 	second := n.request(t)
 	n.remove(t, second.Name)

@@ -15,13 +15,13 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// sign signs a request as asked, but for the options.
+// sign signs a request as requested, except for the options.
 func (n *node) sign(t *testing.T, request certificatesv1.CertificateSigningRequest, lifetime time.Duration, options ...testbed.SignOption) []byte {
 	t.Helper()
 	return n.signBy(t, n.ClientCA(), request, -5*time.Minute, lifetime, options...)
 }
 
-// signBy signs a request by some CA, valid from and until so long after now.
+// signBy signs a request with a CA, with a validity relative to now.
 func (n *node) signBy(t *testing.T, ca *testbed.CA, request certificatesv1.CertificateSigningRequest, from, until time.Duration, options ...testbed.SignOption) []byte {
 	t.Helper()
 	content, err := attestation.Parse(request.Spec.Request)

@@ -19,7 +19,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// A certificate that does not help does not make the node file requests without end.
+// Useless certificates do not make the node file requests without limit.
 func TestUselessCertificatesMakeNoStorm(t *testing.T) {
 	for name, lifetime := range map[string]struct{ since, until time.Duration }{
 		// signed by a CA that the API server does not know
@@ -71,8 +71,8 @@ func TestUselessCertificatesMakeNoStorm(t *testing.T) {
 	}
 }
 
-// A request that the API server refuses as it is, and that does not exist, is not held on to: the
-// next is another.
+// A request that the API server refuses, and that does not exist, is dropped: the next attempt
+// files another one.
 func TestRefusedRequestIsForgotten(t *testing.T) {
 	n := newNode(t)
 	n.signer = "example.com/refused"
@@ -122,8 +122,8 @@ func TestRefusedRequestIsForgotten(t *testing.T) {
 	}
 }
 
-// One that the API server would not even show may exist: it is kept, and filed when that is
-// allowed.
+// A request that the API server does not let the node read may exist: it is kept, and filed when
+// that is allowed.
 func TestRefusedRequestThatMayExistIsKept(t *testing.T) {
 	n := newNode(t)
 	nobody, err := n.ClientCA().IssueClient("nobody", nil, time.Now().Add(-time.Minute), time.Now().Add(time.Hour))
@@ -174,7 +174,7 @@ func TestRunsThatWaitCostNothing(t *testing.T) {
 	slices.Sort(used[:])
 	median := used[runs/2]
 	t.Logf("half of %d runs that waited %s used up to %s of CPU time", runs, waits, median)
-	// To read the status every 15 ms took 300 ms.
+	// Reading the status every 15 ms took 300 ms of CPU time.
 	if median > 150*time.Millisecond {
 		t.Errorf("a run that waits uses %s", median)
 	}

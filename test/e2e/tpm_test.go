@@ -94,7 +94,7 @@ func (n *tpmNode) wantFiled(t *testing.T, hellos, proofs int) {
 	}
 }
 
-// nothingLoaded checks that the TPM is left as it was found.
+// nothingLoaded checks that the TPM has no loaded objects or sessions.
 func (n *tpmNode) nothingLoaded(t *testing.T) {
 	t.Helper()
 	if handles, err := n.tpm.Handles(); err != nil || len(handles) > 0 {
@@ -127,7 +127,7 @@ func TestTPMEnrolmentAndRenewal(t *testing.T) {
 			}
 			n.nothingLoaded(t)
 
-			// No certificate that is valid needs the TPM.
+			// A valid certificate is printed without the TPM.
 			n.proxy.Reset()
 			if r := n.run(t); r.Code != 0 || n.proxy.Count() > 0 {
 				t.Errorf("exit code %d and %d TPM commands for a valid certificate", r.Code, n.proxy.Count())
@@ -148,8 +148,8 @@ func TestTPMEnrolmentAndRenewal(t *testing.T) {
 	}
 }
 
-// Killed before any step, in the first round or the second: one hello, one proof, a valid
-// credential.
+// If the worker is killed before any step of either round, there is one hello, one proof, and a
+// valid credential.
 func TestTPMKilledBeforeEachStep(t *testing.T) {
 	t.Parallel()
 	chip := swtpm.Options{Certified: []string{"ecc-p256"}}
@@ -181,8 +181,8 @@ func TestTPMKilledBeforeEachStep(t *testing.T) {
 	}
 }
 
-// Killed in the middle of each TPM command, which leaves what was loaded behind: the next worker
-// makes room for itself.
+// If a worker is killed during a TPM command, its objects stay loaded: the next worker flushes
+// them.
 func TestTPMKilledInTheMiddleOfACommand(t *testing.T) {
 	t.Parallel()
 	for name, code := range map[string]tpm2.TPMCC{
@@ -393,7 +393,7 @@ func walk(t *testing.T, root string, visit func(path string, data []byte)) {
 	}
 }
 
-// A chip that takes its time: enrolment and renewal complete, and no run waits longer than its
+// With a slow chip, enrolment and renewal complete, and no run waits longer than its
 // budget.
 func TestTPMIsSlow(t *testing.T) {
 	t.Parallel()
@@ -472,7 +472,7 @@ func TestTPMChangesBetweenHelloAndProof(t *testing.T) {
 			if c.code == 0 {
 				return
 			}
-			// It does not begin again at once.
+			// It does not start again at once.
 			if again := n.run(t); again.Code != c.code || n.attestor.Hellos() != c.hellos {
 				t.Errorf("exit code %d, %d hellos: %s", again.Code, n.attestor.Hellos(), again.Stderr)
 			}
@@ -480,7 +480,7 @@ func TestTPMChangesBetweenHelloAndProof(t *testing.T) {
 	}
 }
 
-// A machine without a TPM, and one whose TPM refuses or hangs, say so.
+// The error names the cause on a machine without a TPM, and if the TPM refuses commands or hangs.
 func TestTPMFails(t *testing.T) {
 	for name, c := range map[string]struct {
 		arrange func(*tpmNode)
@@ -514,7 +514,7 @@ func TestTPMFails(t *testing.T) {
 	})
 }
 
-// openssl takes our request and the EK's chain for what they are.
+// openssl can verify our request and the EK's chain.
 func TestTPMRequestAndChainByOpenSSL(t *testing.T) {
 	n := newTPMNode(t, swtpm.Options{Certified: []string{"ecc-p256"}, Chain: true}, nil)
 	n.enrol(t)

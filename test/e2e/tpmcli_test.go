@@ -32,7 +32,7 @@ func (n *tpmNode) byHand(t *testing.T, args ...string) (stdout, stderr string, c
 	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
 }
 
-// fingerprint is what an inventory names an EK by.
+// fingerprint returns the fingerprint of an EK in an inventory.
 func fingerprint(t *testing.T, chip *swtpm.TPM, name string) string {
 	t.Helper()
 	public, err := chip.EK(name)

@@ -21,8 +21,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// Whatever is broken around it, a valid certificate is printed, at once where nothing is due and
-// after the renewal wait where it is.
+// Whatever else is broken, a valid certificate is printed: at once, or after the renewal wait if
+// its renewal is due.
 func TestValidCertificateIsPrintedWhateverIsBroken(t *testing.T) {
 	for name, wreck := range map[string]func(t *testing.T, n *node){
 		"lock held for ever": func(t *testing.T, n *node) {
@@ -193,7 +193,7 @@ func TestValidPathTouchesNoLockAndNoNetwork(t *testing.T) {
 	}
 }
 
-// Whatever a dependency prints, standard output is the one document.
+// Standard output has only the one document, even if a dependency prints something.
 func TestNoiseDoesNotReachStandardOutput(t *testing.T) {
 	n := renewingNode(t)
 	n.provider = "noisy"

@@ -28,19 +28,19 @@ import (
 
 // Machine is a computer with a software TPM, on which the plugin runs.
 type Machine struct {
-	// Name is its Node's.
+	// Name is the name of its Node.
 	Name       string
 	ProviderID string
-	// Dir is where all of its files are, the TPM's lock among them.
+	// Dir has all of its files, including the TPM's lock.
 	Dir  string
 	Chip *swtpm.TPM
-	// Device is what the plugin takes for the TPM: the chip, unless a test puts a proxy before it.
+	// Device is the TPM's path for the plugin: the chip, unless a test puts a proxy before it.
 	Device string
 	// Plugin is the program that it runs.
 	Plugin string
 	// Bootstrap is the path of its bootstrap kubeconfig.
 	Bootstrap string
-	// Signer is whom it asks; the plugin's default where it is empty.
+	// Signer is the name of the signer. Default: the plugin's.
 	Signer string
 	// Args are added to the plugin's flags.
 	Args []string
@@ -53,7 +53,7 @@ func NewMachine(t testing.TB, plugin, name string, chip swtpm.Options) *Machine 
 	return MachineOf(t.TempDir(), swtpm.Start(t, chip), plugin, name)
 }
 
-// MachineOf returns a machine with hardware that there is.
+// MachineOf returns a machine with existing hardware.
 func MachineOf(dir string, chip *swtpm.TPM, plugin, name string) *Machine {
 	return &Machine{
 		Name: name, ProviderID: "test://" + name, Dir: dir, Chip: chip, Device: chip.Socket(), Plugin: plugin,
@@ -64,7 +64,7 @@ func MachineOf(dir string, chip *swtpm.TPM, plugin, name string) *Machine {
 // Certs is the certificate directory.
 func (m *Machine) Certs() cache.Dir { return cache.At(filepath.Join(m.Dir, "certs")) }
 
-// Flags are what the kubelet's kubeconfig gives the plugin.
+// Flags returns the flags that the kubelet's kubeconfig passes to the plugin.
 func (m *Machine) Flags() []string {
 	flags := []string{
 		"--node-name=" + m.Name, "--provider-id=" + m.ProviderID, "--tpm-device=" + m.Device, "--cert-dir=" + m.Certs().Path(),
@@ -84,8 +84,7 @@ func (m *Machine) Run(t testing.TB, cluster *testbed.ControlPlane, extra ...stri
 	return RunPlugin(t, cmd)
 }
 
-// Enrols has the plugin get a certificate of the cluster's for the machine, or print the one that
-// it has.
+// Enrols runs the plugin until it prints a certificate: a new one, or the one that the machine has.
 func (m *Machine) Enrols(t testing.TB, cluster *testbed.ControlPlane) Result {
 	t.Helper()
 	r := m.Run(t, cluster)
@@ -95,16 +94,16 @@ func (m *Machine) Enrols(t testing.TB, cluster *testbed.ControlPlane) Result {
 	return r
 }
 
-// Loses removes everything that the plugin remembers.
-func (m *Machine) Loses(t testing.TB) {
+// RemoveState removes everything that the plugin remembers.
+func (m *Machine) RemoveState(t testing.TB) {
 	t.Helper()
 	WorkerEnds(t, m.Certs())
 	Must(t, os.RemoveAll(m.Certs().Path()))
 }
 
-// Install puts a certificate of the cluster's for a node into a certificate directory, in place of
-// any other. The plugin takes its last one for one of an hour ago, so that the next one counts as
-// no hasty one.
+// Install puts a certificate of the cluster for a node into a certificate directory, in place of
+// any other. The state says that it was issued an hour ago, so that the next one does not count as
+// hasty.
 func Install(t testing.TB, cluster *testbed.ControlPlane, certs cache.Dir, node string, notBefore, notAfter time.Time) *cache.Pair {
 	t.Helper()
 	issued, err := cluster.ClientCA().IssueClient("system:node:"+node, []string{"system:nodes"}, notBefore, notAfter)
@@ -125,7 +124,7 @@ func Install(t testing.TB, cluster *testbed.ControlPlane, certs cache.Dir, node 
 	return pair
 }
 
-// Inventory is what identify prints on machines: a document for each.
+// Inventory returns the output of identify on machines: a document for each.
 func Inventory(t testing.TB, machines ...*Machine) []byte {
 	t.Helper()
 	var all bytes.Buffer
@@ -140,12 +139,12 @@ func Inventory(t testing.TB, machines ...*Machine) []byte {
 	return all.Bytes()
 }
 
-// TestNode is a Node's name that no other test has.
+// TestNode returns the name of a Node that no other test has.
 func TestNode(t testing.TB) string {
 	return strings.ToLower(strings.NewReplacer("/", ".", "_", "-").Replace(t.Name()))
 }
 
-// ExpiredToken returns a bootstrap token that the API server does not take any more.
+// ExpiredToken returns a bootstrap token that the API server no longer accepts.
 func ExpiredToken(t testing.TB, cluster *testbed.ControlPlane) string {
 	t.Helper()
 	token, err := cluster.CreateBootstrapToken(t.Context(), 2*time.Second)

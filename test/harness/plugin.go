@@ -20,7 +20,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// ExecInfo is what client-go has in the plugin's environment, with provideClusterInfo.
+// ExecInfo returns the variable that client-go sets for the plugin, with provideClusterInfo.
 func ExecInfo(server string, ca []byte) string {
 	ask := clientauthentication.ExecCredential{Spec: clientauthentication.ExecCredentialSpec{
 		Cluster: &clientauthentication.Cluster{Server: server, CertificateAuthorityData: ca},
@@ -33,18 +33,18 @@ func ExecInfo(server string, ca []byte) string {
 	return "KUBERNETES_EXEC_INFO=" + string(data)
 }
 
-// ExecEnv is the environment of a plugin that client-go runs for a cluster.
+// ExecEnv returns the environment of a plugin that client-go runs for a cluster.
 func ExecEnv(cluster *testbed.ControlPlane) []string {
 	return append(os.Environ(), ExecInfo(cluster.ServerURL(), cluster.ServerCA()))
 }
 
-// Result is what came of one run of a program.
+// Result is the result of one run of a program.
 type Result struct {
-	// Code is the exit code, -1 where a signal ended it.
+	// Code is the exit code, -1 if a signal ended the program.
 	Code           int
 	Stdout, Stderr string
 	Took           time.Duration
-	// Credential and Leaf are what the plugin printed, nil where it failed.
+	// Credential and Leaf are the plugin's output, nil if it failed.
 	Credential *clientauthentication.ExecCredential
 	Leaf       *x509.Certificate
 }
@@ -127,7 +127,7 @@ func ParseCredentialAt(t testing.TB, stdout string, now time.Time) (*clientauthe
 const workerTimeout = 10 * time.Second
 
 // WorkerEnds waits until the plugin's worker has ended. After the worker has installed a
-// certificate, it still tidies up and records how it ended.
+// certificate, it still cleans up and writes how it ended.
 func WorkerEnds(t testing.TB, certs cache.Dir) {
 	t.Helper()
 	Eventually(t, workerTimeout, "the worker ends", func() bool { return !certs.Worker().Alive() })

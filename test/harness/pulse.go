@@ -50,7 +50,7 @@ func WatchNode(t testing.TB, cluster kubernetes.Interface, node string) *Pulse {
 	return p
 }
 
-// look takes a failure of the API server for none of the node's: the next look tells.
+// look ignores a failure of the API server, which is no failure of the node. The next look decides.
 func (p *Pulse) look(ctx context.Context) {
 	lease, err := p.cluster.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, p.node, metav1.GetOptions{})
 	if err != nil || lease.Spec.RenewTime == nil {
@@ -70,7 +70,7 @@ func (p *Pulse) look(ctx context.Context) {
 	}
 }
 
-// NotReady returns why a node is not ready, and is empty if it is.
+// NotReady returns why a node is not ready, "" if it is ready.
 func NotReady(ctx context.Context, cluster kubernetes.Interface, name string) (why string, err error) {
 	node, err := cluster.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {

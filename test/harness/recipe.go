@@ -126,7 +126,7 @@ const ShellLimit = time.Minute
 // assigned finds the variables that a block sets for those after it.
 var assigned = regexp.MustCompile(`(?m)^([A-Z_]+)=`)
 
-// Shell has the operator type something else.
+// Shell runs another command of the operator.
 func (r *Recipe) Shell(script string) (output string) {
 	r.t.Helper()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.t.Context()), ShellLimit)

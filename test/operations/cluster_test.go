@@ -29,7 +29,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
-// A plugin of a later release, which speaks a later version, too, and back.
+// The plugin is upgraded to a release with a later protocol version, and downgraded again.
 func testPlugin(t *testing.T) {
 	n := newNode(t, "plugin")
 	n.joins()
@@ -41,7 +41,7 @@ func testPlugin(t *testing.T) {
 			t.Errorf("it is %s", version)
 		}
 		r.step("--dry-run")
-		n.loses()
+		n.removeState()
 		n.bootstrap()
 		if user := n.user(); user != "system:node:"+n.name {
 			t.Errorf("with the plugin %q it is %q", release.version, user)
@@ -49,8 +49,8 @@ func testPlugin(t *testing.T) {
 	}
 }
 
-// The recipe finds what somebody with the leaked key has done, and the key is worth nothing
-// afterwards. Then the Secret is deleted.
+// The recipe finds requests of an attacker with the leaked key, and replaces the key. Then the
+// Secret is deleted.
 func testChallengeKey(t *testing.T) {
 	n := newNode(t, "same-ak")
 	n.joins()
@@ -89,7 +89,7 @@ func testChallengeKey(t *testing.T) {
 	})
 	r.step("create secret generic")
 	r.step("get secret")
-	n.loses()
+	n.removeState()
 	n.bootstrap()
 	n.user()
 }
@@ -132,10 +132,10 @@ func testCARotation(t *testing.T) {
 		return apierrors.IsUnauthorized(err)
 	})
 	b.renews()
-	// once a minute the plugin asks whether it was rejected
+	// once a minute the plugin checks whether its certificate is accepted
 	harness.Must(t, os.RemoveAll(late.At("/run/kubelet-authenticator")))
 	harness.Eventually(t, patience, "the node comes back with its bootstrap credential", func() bool {
-		// as the kubelet, again and again
+		// as the kubelet does repeatedly
 		_ = late.run("kubectl --kubeconfig=" + kubelet.KubeconfigFile + " auth whoami")
 		return late.fingerprint() != before
 	})
@@ -149,7 +149,7 @@ func (n *node) fingerprint() string {
 	return pair.Fingerprint()
 }
 
-// A later release, and back. There is none that was released so far: the image has another tag, and
+// An upgrade and a downgrade. No other release exists so far: the image has another tag, and
 // the process is of this release each time. TestVersionMatrix has plugins and controllers of
 // several releases.
 func testController(t *testing.T) {
@@ -170,7 +170,7 @@ func testController(t *testing.T) {
 	follow("v2", func(recipe) {})
 	stop()
 
-	// A setting of the later release is left in the configuration.
+	// A field of the later release is still in the configuration.
 	path := filepath.Join(shared.dir, "cluster", "config.yaml")
 	settings := read(t, path)
 	follow("v1", func(r recipe) {
@@ -199,7 +199,7 @@ func testEtcdRestored(t *testing.T) {
 	if len(records(t, since.Name)) > 0 {
 		t.Fatal("the cluster is not that of the backup")
 	}
-	// The controller sees no request of now: its watches go on from versions that are still to
+	// The controller sees no current request: its watches wait for versions that are still to
 	// come.
 	r := newRecipe(t, "etcd restored", nil)
 	r.step("--replicas=0")
@@ -266,7 +266,7 @@ func testUninstall(t *testing.T) {
 	stock.renews()
 }
 
-// stockKubelet asks as a kubelet does that has no plugin.
+// stockKubelet requests certificates like a kubelet without the plugin.
 type stockKubelet struct {
 	t          *testing.T
 	name       string

@@ -74,7 +74,7 @@ func (b *bed) startPod(ctx context.Context) bool {
 	return true
 }
 
-// writeStatus says what `kubectl rollout status` waits for.
+// writeStatus writes the status that `kubectl rollout status` waits for.
 func (b *bed) writeStatus(ctx context.Context, d *appsv1.Deployment, ready bool) {
 	if d.Name == "" || (d.Status.ObservedGeneration == d.Generation && (d.Status.ReadyReplicas > 0) == (ready && *d.Spec.Replicas > 0)) {
 		return

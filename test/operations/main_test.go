@@ -34,7 +34,7 @@ import (
 const (
 	module    = "../.."
 	namespace = controllerprocess.Namespace
-	// patience is how long a test waits for what has to happen.
+	// patience is the longest wait for a condition.
 	patience = harness.Soon
 	// overlay is the operator's kustomization, as docs/quickstart.md writes it.
 	overlay = `apiVersion: kustomize.config.k8s.io/v1beta1
@@ -47,16 +47,16 @@ configMapGenerator:
 `
 )
 
-// bed is what all recipes share: one cluster, and its operator's folder.
+// bed has what all recipes share: one cluster, and its operator's folder.
 type bed struct {
 	*testbed.ControlPlane
 	client client.Client
-	// dir is the operator's folder, admin the kubeconfig, bin what the shell finds first.
+	// dir is the operator's folder, admin the kubeconfig, bin the first folder in the shell's PATH.
 	dir, admin, bin string
 	// plugin and newer are the plugin of this release and of a later one.
 	plugin, newer string
 	maker         *swtpm.CA
-	// issuer is the CA that the controller signs with. It is the nodes' alone.
+	// issuer is the CA that the controller signs with, only for nodes.
 	issuer     *x509.Certificate
 	controller *controllerprocess.Controller
 }
@@ -127,7 +127,7 @@ func (b *bed) writeAdmin(ctx context.Context) error {
 	return b.WriteKubeconfig(b.admin, testbed.TokenUser(token.Status.Token))
 }
 
-// clientCAFile is what the API server's --client-ca-file names.
+// clientCAFile returns the path of the API server's --client-ca-file.
 func (b *bed) clientCAFile() string { return filepath.Join(b.Dir(), "client-ca.crt") }
 
 // useNodesCA gives nodes a CA of their own, beside that of the cluster.
@@ -191,7 +191,7 @@ func (b *bed) deploy(ctx context.Context, dir, binary string) (err error) {
 		return err
 	}
 	for _, args := range [][]string{
-		// The apply below creates it again. Nobody else is its manager then, so a recipe has no
+		// The apply below creates it again. Then it has no other field manager, so a recipe has no
 		// conflict.
 		{"delete", "configmap", "node-attestation-inventory", "--namespace=" + namespace},
 		{"apply", "--server-side", "--force-conflicts", "--kustomize=" + filepath.Join(b.dir, "cluster")},

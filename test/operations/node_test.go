@@ -54,7 +54,7 @@ kubectl --kubeconfig=/etc/kubernetes/kubelet.conf create -f - <<EOF
 EOF
 `
 
-// dpkg plays dpkg: a package is the program. test/packages installs real ones.
+// dpkg replaces dpkg: a package is the program. test/packages installs real packages.
 const dpkg = `#!/bin/sh
 set -eu
 [ "$1" = -i ]
@@ -63,7 +63,7 @@ chmod 755 "$(dirname "$0")/.new"
 mv "$(dirname "$0")/.new" "$(dirname "$0")/kubelet-authenticator"
 `
 
-// ssh plays ssh: the command is run where the node's files are in their places.
+// ssh replaces ssh: it runs the command with the node's files in their places.
 const ssh = `#!/bin/sh
 set -eu
 if [ "$1" = -n ]; then shift; exec < /dev/null; fi
@@ -72,7 +72,7 @@ shift
 exec "$(dirname "$0")/../hosts/$host" "$*"
 `
 
-// writeCommands puts what the operator types, beside kubectl, where his shell finds it.
+// writeCommands puts the operator's commands, except kubectl, into the shell's PATH.
 func (b *bed) writeCommands() error {
 	return errors.Join(os.MkdirAll(b.hosts(), 0o700), os.WriteFile(filepath.Join(b.bin, "ssh"), []byte(ssh), 0o700))
 }
@@ -89,7 +89,7 @@ func (b *bed) operator() []string {
 type node struct {
 	harness.Places
 	t *testing.T
-	// name is its Node's, host what ssh calls it.
+	// name is the name of its Node, and host its name for ssh.
 	name, host, providerID string
 	chip                   *swtpm.TPM
 }
@@ -178,7 +178,7 @@ func (n *node) run(script string) harness.Result {
 	return harness.Run(n.t, exec.CommandContext(ctx, filepath.Join(shared.hosts(), n.host), script))
 }
 
-// must is run for what has to succeed.
+// must is run, and fails the test if the command fails.
 func (n *node) must(script string) (stdout string) {
 	n.t.Helper()
 	r := n.run(script)
@@ -188,7 +188,7 @@ func (n *node) must(script string) (stdout string) {
 	return r.Stdout
 }
 
-// bootstrap puts a bootstrap credential in its place, as the recipe for that does.
+// bootstrap installs a bootstrap credential, as the recipe does.
 func (n *node) bootstrap() {
 	n.t.Helper()
 	token, err := shared.CreateBootstrapToken(n.t.Context(), time.Hour)
@@ -196,7 +196,7 @@ func (n *node) bootstrap() {
 	n.Write(n.t, kubelet.BootstrapFile, string(shared.BootstrapKubeconfig(token)))
 }
 
-// joins enrols the node, and registers it. Its bootstrap credential goes, as kubeadm has it.
+// joins enrols the node, registers it, and deletes its bootstrap credential, as kubeadm does.
 func (n *node) joins() {
 	n.t.Helper()
 	n.bootstrap()
@@ -204,7 +204,7 @@ func (n *node) joins() {
 	n.must("rm -f " + kubelet.BootstrapFile + " " + n.certs().File(cache.BootstrapFile))
 }
 
-// due has the node ask for certificates that are soon due: they are backdated by an hour.
+// due makes the node request certificates whose renewal is soon due: they are backdated by an hour.
 const due = "expiration: 10m\n"
 
 // enrolsDue gets a certificate that is due, and does not use it: its first use renews it. The
@@ -214,7 +214,7 @@ func (n *node) enrolsDue() {
 	n.configure(due)
 	n.bootstrap()
 	for range 30 {
-		n.loses()
+		n.removeState()
 		n.must("kubelet-authenticator prepare")
 		pair, err := n.kept().Current()
 		harness.Must(n.t, err)
@@ -234,7 +234,7 @@ func (n *node) joinsDue() {
 	harness.Must(n.t, shared.client.Create(n.t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name}}))
 }
 
-// forget leaves nothing of a node name in the cluster.
+// forget deletes all objects of a node name in the cluster.
 func forget(t *testing.T, name string) {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())
@@ -253,7 +253,7 @@ func (*node) certs() cache.Dir { return cache.At(cache.DefaultPath) }
 // kept is the same, by its path here.
 func (n *node) kept() cache.Dir { return cache.At(n.At(cache.DefaultPath)) }
 
-// goesOn ends the pause after a denial, so that no test waits for it.
+// goesOn removes the back-off after a denial, so that no test waits for it.
 func (n *node) goesOn() {
 	n.t.Helper()
 	harness.WorkerEnds(n.t, n.kept())
@@ -269,8 +269,8 @@ func (n *node) goesOn() {
 	harness.Must(n.t, lock.SetState(state))
 }
 
-// loses removes all that the plugin has on the node.
-func (n *node) loses() {
+// removeState removes everything that the plugin has on the node.
+func (n *node) removeState() {
 	n.t.Helper()
 	harness.WorkerEnds(n.t, n.kept())
 	harness.Must(n.t, os.RemoveAll(n.kept().Path()))
@@ -282,7 +282,7 @@ func (n *node) hasRecord() {
 	harness.Eventually(n.t, patience, "a record of "+n.name, func() bool { return len(records(n.t, n.name)) == 1 })
 }
 
-// user is who the API server takes the node for: what it asks is asked through the plugin.
+// user returns the user that the API server sees in the plugin's credential.
 func (n *node) user() string {
 	n.t.Helper()
 	return n.must("kubectl --kubeconfig=" + kubelet.KubeconfigFile + " auth whoami -o 'jsonpath={.status.userInfo.username}'")
@@ -315,14 +315,14 @@ func hasEvent(t *testing.T, node, reason string) {
 	})
 }
 
-// bystander is a node that has nothing to do with a recipe.
+// bystander is a node that a recipe does not affect.
 type bystander struct {
 	*fleet.Machine
 	t     *testing.T
 	token string
 }
 
-// newBystander makes one with a certificate.
+// newBystander returns a bystander with a certificate.
 func newBystander(t *testing.T, name string) *bystander {
 	t.Helper()
 	m, err := fleet.NewModel(name, t.TempDir(), shared.maker)

@@ -59,7 +59,7 @@ func testRecordsLost(t *testing.T) {
 	}
 	n.hasRecord()
 
-	n.loses()
+	n.removeState()
 	reset()
 	n.run("kubelet-authenticator").Want(t, 17)
 	b := newRecipe(t, "Bootstrap credential", map[string]string{"NODE": n.name, "SERVER": shared.ServerURL()})
@@ -76,7 +76,7 @@ func testRecordsLost(t *testing.T) {
 	r.step("auth whoami")
 }
 
-// The machine keeps its disk, and with it the certificate, which is due.
+// The machine keeps its disk with the certificate, whose renewal is due.
 func testTPMReplaced(t *testing.T) {
 	n := newNode(t, "other-tpm")
 	n.joinsDue()
@@ -106,7 +106,7 @@ func testMainboardReplaced(t *testing.T) {
 	n.chip = n.newChip()
 	n.providerID += "-2"
 	n.configure("")
-	n.loses()
+	n.removeState()
 	n.bootstrap()
 	inventory.Lock()
 	n.listed(n.must("kubelet-authenticator identify"))
@@ -148,8 +148,8 @@ func testNodeRenamed(t *testing.T) {
 	}
 }
 
-// A stolen machine keeps its certificate until that ends. It reads no Secret of a pod any more, and
-// gets no other certificate.
+// A stolen machine keeps its certificate until it expires. It can no longer read the Secret of a
+// pod, and gets no other certificate.
 func testMachineStolen(t *testing.T) {
 	n := newNode(t, "stolen")
 	n.joins()
@@ -180,7 +180,7 @@ func testMachineStolen(t *testing.T) {
 	if user := n.user(); user != "system:node:"+n.name {
 		t.Errorf("the recipe says that the certificate is valid: %q", user)
 	}
-	n.loses()
+	n.removeState()
 	n.bootstrap()
 	n.run("kubelet-authenticator --wait-timeout=2s").Want(t, 23)
 	waitsFor(t, n.name, string(verifier.ReasonMachineNotFound))

@@ -39,10 +39,10 @@ func newRecipe(t *testing.T, title string, values map[string]string) recipe {
 	return r
 }
 
-// inventory guards the operator's machines: two recipes at once would each write the other's away.
+// inventory guards the operator's inventory: two concurrent recipes would overwrite each other's.
 var inventory sync.Mutex
 
-// step runs the next block, which has to contain a text.
+// step runs the next block, which must contain a text.
 func (r recipe) step(contains string) (output string) {
 	if strings.Contains(r.Next(), "machines/") {
 		inventory.Lock()
@@ -58,7 +58,7 @@ func read(t *testing.T, path string) string {
 	return string(data)
 }
 
-// All recipes are followed by a test, also those that are added to the page.
+// A test follows each recipe, also those that are added to the page.
 func allAreTried(t *testing.T) {
 	p, err := page()
 	harness.Must(t, err)

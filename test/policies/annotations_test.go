@@ -31,7 +31,7 @@ func TestAnnotationsOnCreate(t *testing.T) {
 			}
 			_, err := file(t.Context(), shared.admin, "example.com/x", annotated(reserved[0], "forged"))
 			wantRefusedBy(t, err, annotationPolicy)
-			// What does not belong to us is free.
+			// Other annotations may be changed.
 			for _, key := range []string{"example.com/note", "cluster-x-k8s-io/other", "attestation.cluster.x-k8s.io.example.com/challenge", "x"} {
 				_, err := file(t.Context(), client, helloSigner, annotated(key, "value"))
 				want(t, err)
@@ -96,7 +96,7 @@ func TestAnnotationsOnUpdate(t *testing.T) {
 	}
 }
 
-// The controller may patch, and update nothing.
+// The controller may patch, but not update.
 func TestControllerAnnotatesWithItsOwnRights(t *testing.T) {
 	name := filed(t, helloSigner)
 	challenge := map[string]any{"metadata": map[string]any{"annotations": map[string]any{attestation.AnnotationChallenge: "{}"}}}
@@ -110,8 +110,7 @@ func TestControllerAnnotatesWithItsOwnRights(t *testing.T) {
 	wantNoRight(t, err)
 }
 
-// A forged annotation that was there before the policies stays, until the controller writes its
-// own.
+// A forged annotation from before the policies stays until the controller writes its own.
 func TestAnnotationFromBeforeThePolicies(t *testing.T) {
 	name := shared.earlyAnnotated
 	set := func(client kubernetes.Interface, annotations map[string]any) error {
@@ -121,7 +120,7 @@ func TestAnnotationFromBeforeThePolicies(t *testing.T) {
 		t.Fatalf("it is %q", got)
 	}
 	wantRefusedBy(t, set(shared.admin, map[string]any{attestation.AnnotationChallenge: "forged anew"}), annotationPolicy)
-	// it does no harm to other changes
+	// it does not prevent other changes
 	want(t, set(shared.admin, map[string]any{"example.com/note": "free"}))
 	want(t, set(shared.controller, map[string]any{attestation.AnnotationChallenge: "{}"}))
 }

@@ -72,8 +72,8 @@ func TestOnlyTheControllerApproves(t *testing.T) {
 	}
 }
 
-// Through anything but /approval the API server lets no approval pass; should it ever, the policy
-// has these paths, too.
+// The API server accepts an approval only through /approval. In case that changes, the policy
+// covers the other paths, too.
 func TestApprovalByOtherPaths(t *testing.T) {
 	name := filed(t, tpmSigner)
 	approved := map[string]any{"status": map[string]any{"conditions": []any{condition(certificatesv1.CertificateApproved)}}}
@@ -130,7 +130,7 @@ func TestNobodyApprovesAHello(t *testing.T) {
 	wantRefusedBy(t, approve(t, shared.controller, failed), approvalPolicy)
 }
 
-// Nor does anybody approve a rehearsal, or issue for it.
+// No user can approve a rehearsal, or issue a certificate for it.
 func TestNobodyApprovesARehearsal(t *testing.T) {
 	for _, signer := range rehearsals {
 		name := filed(t, signer)
@@ -150,14 +150,14 @@ func TestDenyingIsFree(t *testing.T) {
 		want(t, decide(t.Context(), shared.admin, failed, certificatesv1.CertificateFailed, nil))
 		another := filed(t, signer)
 		want(t, fail(t, shared.admin, another))
-		// And remains so: it cannot be approved any more, by the controller either.
+		// It stays denied: not even the controller can approve it.
 		if err := approve(t, as(t, controllerUser, "system:masters"), denied); err == nil {
 			t.Errorf("%s: approved after the denial", signer)
 		}
 	}
 }
 
-// What the controller approved others may fail, and add conditions to, but not rewrite.
+// Others may add conditions, such as Failed, to an approved request, but not change the approval.
 func TestApprovalStaysAsTheControllerWroteIt(t *testing.T) {
 	name := filed(t, tpmSigner)
 	want(t, approve(t, shared.controller, name))
@@ -175,13 +175,13 @@ func TestApprovalStaysAsTheControllerWroteIt(t *testing.T) {
 
 func TestOtherSignersAreUntouched(t *testing.T) {
 	for _, signer := range []string{"example.com/x", "kubernetes.io/kube-apiserver-client", "kubernetes.io/kubelet-serving", "cluster.x-k8s.io/other"} {
-		// what machines may ask for is in signers_test.go
+		// signers_test.go tests which signers machines may request from
 		name, err := file(t.Context(), shared.admin, signer)
 		if err != nil {
 			t.Fatal(err)
 		}
 		want(t, approve(t, shared.admin, name))
-		// those are somebody's
+		// these names belong to other users
 		if signer != "kubernetes.io/kube-apiserver-client" && signer != "kubernetes.io/kubelet-serving" {
 			want(t, issue(t, shared.admin, name))
 		}
@@ -208,7 +208,7 @@ func TestControllerManagerApprovesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	requests := map[string]string{"filed before the policies": shared.early, "first": filed(t, builtinSigner), "renewal": renewal}
-	// It tried, and was refused, for each that was filed now.
+	// It tried to approve each new request, and was refused.
 	tried := map[string]bool{}
 	harness.Eventually(t, patience, "kube-controller-manager tries to approve", func() bool {
 		events, err := shared.AuditSince(mark)
@@ -258,8 +258,8 @@ func TestPoliciesTypeCheck(t *testing.T) {
 	}
 }
 
-// With the optional policy serving certificates are the controller's to approve, too; without it
-// they are as they were.
+// With the optional policy, only the controller approves serving certificates. Without it, nothing
+// changes for them.
 func TestOnlyTheControllerApprovesServing(t *testing.T) {
 	const signer = kubeletServing
 	want(t, approve(t, shared.admin, filed(t, signer)))

@@ -129,10 +129,10 @@ func TestBindingsComeBackInVain(t *testing.T) {
 		}
 		return !slices.ContainsFunc(slices.Collect(maps.Values(tried)), func(name string) bool { return !slices.Contains(codes[name], 403) })
 	})
-	// It tries again at growing intervals. No certificate may come of that.
+	// It tries again at growing intervals. That must not issue a certificate.
 	time.Sleep(time.Until(began.Add(10 * time.Second)))
 	for name, answers := range codes {
-		// Each is tried until it was refused.
+		// It tries each request until it is refused.
 		if slices.ContainsFunc(answers, func(code int) bool { return !inVain(code) }) {
 			t.Errorf("kube-controller-manager's approvals of %s were answered with %v", name, answers)
 		}
@@ -147,7 +147,7 @@ func TestBindingsComeBackInVain(t *testing.T) {
 	t.Run("kubectl attest", func(t *testing.T) { l.operates(t, honest) })
 }
 
-// onlyFor checks that there is one certificate, and whose.
+// onlyFor checks that there is one certificate, with this key.
 func (l *live) onlyFor(t *testing.T, leaf *x509.Certificate) {
 	t.Helper()
 	issued := 0
@@ -195,8 +195,8 @@ func (l *live) certManager(t *testing.T) kubernetes.Interface {
 	return client
 }
 
-// cert-manager issues what the controller approves. It is played by the test, with the rights and
-// by the steps of the real one.
+// cert-manager issues certificates for approved requests. The test acts as cert-manager, with its
+// rights and its steps.
 func TestCertManagerIssues(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()

@@ -40,13 +40,13 @@ const (
 	evictorsGroup   = "node-attestation-evictors"
 )
 
-// person is somebody who uses kubectl attest.
+// person is a user of kubectl attest.
 type person struct {
 	*live
 	program, kubeconfig string
 }
 
-// newPerson returns one who is a member of groups.
+// newPerson returns a person in these groups.
 func (l *live) newPerson(t *testing.T, program, user string, groups ...string) *person {
 	t.Helper()
 	pair, err := l.ClientCA().IssueClient(user, groups, time.Now().Add(-time.Minute), time.Now().Add(time.Hour))
@@ -56,8 +56,8 @@ func (l *live) newPerson(t *testing.T, program, user string, groups ...string) *
 	return p
 }
 
-// attest runs kubectl attest, and returns what it prints and its exit code. A terminal has to show
-// it as it is.
+// attest runs kubectl attest, and returns its output and exit code. The output must be safe for a
+// terminal.
 func (p *person) attest(t *testing.T, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	return runPlugin(t, exec.CommandContext(t.Context(), p.program, append(args, "--kubeconfig="+p.kubeconfig)...))
@@ -117,7 +117,7 @@ func (p *person) becomes(t *testing.T, code int, want map[string]string) {
 	deadline := time.Now().Add(patience)
 	for {
 		got, last = p.checks(t)
-		// What the controller says of its sources changes with what is broken here:
+		// The condition of the controller's sources changes with the problems made here:
 		// TestConditionsAreShown. Attacks from before have left requests without evidence.
 		maps.DeleteFunc(got, func(name, state string) bool {
 			return state == "ok" || name == "sources-condition" || name == "kubelets"
@@ -290,7 +290,7 @@ func (l *live) evicts(t *testing.T, suspender *person) {
 	}
 }
 
-// admits has a machine come that nobody has listed, and lists it.
+// admits starts a machine that is not in the inventory, and adds it.
 func (l *live) admits(t *testing.T, operator *person) {
 	newcomer := l.newMachine(t, "newcomer")
 	enrolment := newcomer.begin(t)
@@ -334,7 +334,7 @@ func (l *live) admits(t *testing.T, operator *person) {
 	}
 }
 
-// fingerprintOf is the one that the machine itself prints.
+// fingerprintOf returns the fingerprint that the machine itself prints.
 func fingerprintOf(t *testing.T, m *machine) string {
 	t.Helper()
 	var printed struct {
@@ -346,7 +346,7 @@ func fingerprintOf(t *testing.T, m *machine) string {
 	return printed.Device.EKs[0].Fingerprint
 }
 
-// replaces puts another machine in the place of a node's.
+// replaces replaces the machine of a node by another one.
 func (l *live) replaces(t *testing.T, operator, viewer *person) {
 	const name = "newcomer"
 	replacement := l.newMachine(t, name)
@@ -384,7 +384,7 @@ func (l *live) replaces(t *testing.T, operator, viewer *person) {
 	}
 }
 
-// findsProblems breaks one thing after the other.
+// findsProblems makes one problem after the other.
 func (l *live) findsProblems(t *testing.T, operator *person) {
 	const warning, failure, unknown = "warning", "failure", "unknown"
 	// The CA's Secret is not for operators.

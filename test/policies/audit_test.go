@@ -127,7 +127,7 @@ func TestAuditTouchesNothing(t *testing.T) {
 		return len(list.Items) > 0
 	})
 	l.kubectl(t, "wait", "--for=jsonpath={.status.conditions[?(@.type==\"NodeAttestationPoliciesInForce\")].reason}=AuditMode", "namespace/"+namespace, "--timeout=20s")
-	// Applied too early, the policies would lock every node out.
+	// If they were applied too early, the policies would lock out all nodes.
 	policies := filepath.Join(module, "packaging", "kubernetes", "policies.yaml")
 	l.kubectl(t, "apply", "--server-side", "--filename="+policies)
 	l.kubectl(t, "wait", "--for=jsonpath={.status.conditions[?(@.type==\"NodeAttestationPoliciesInForce\")].reason}=PoliciesLockNodesOut", "namespace/"+namespace, "--timeout=60s")

@@ -89,7 +89,7 @@ func dynamicAs(t *testing.T, cp *testbed.ControlPlane, user string, groups ...st
 	return client
 }
 
-// newCertManagerObject is a Certificate or a CertificateRequest.
+// newCertManagerObject returns a Certificate or a CertificateRequest.
 func newCertManagerObject(resource schema.GroupVersionResource, name string, issuer object) *unstructured.Unstructured {
 	kind, spec := "Certificate", object{"commonName": "anybody", "secretName": name}
 	if resource == certificateRequests {
@@ -120,7 +120,7 @@ func TestNodesCAIssuesForNobodyElse(t *testing.T) {
 		_, err := in(tenant, resource).Create(ctx, newCertManagerObject(resource, name, issuer), metav1.CreateOptions{})
 		return err
 	}
-	// update changes an object as somebody, through a subresource or none.
+	// update changes an object as a user, optionally through a subresource.
 	update := func(client dynamic.Interface, resource schema.GroupVersionResource, name string, change func(*unstructured.Unstructured) error, subresources ...string) error {
 		for {
 			u, err := in(client, resource).Get(ctx, name, metav1.GetOptions{})
@@ -213,7 +213,7 @@ func TestNodesCAIssuesForNobodyElse(t *testing.T) {
 		return true
 	})
 
-	// Filed before the policy.
+	// This request was filed before the policy.
 	wantRefusedBy(t, update(issuing, certificateRequests, "early", condition("Approved"), "status"), issuersPolicy)
 	wantRefusedBy(t, update(issuing, certificateRequests, "early-approved", certified, "status"), issuersPolicy)
 	want(t, update(issuing, certificateRequests, "early-approved", condition("Ready"), "status"))

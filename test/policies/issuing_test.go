@@ -42,7 +42,7 @@ func TestOnlyTheControllerIssues(t *testing.T) {
 			want(t, approve(t, controller, name))
 			hostile(t)
 			want(t, issue(t, controller, name))
-			// Others may go on writing what is not the certificate.
+			// Others may still write everything except the certificate.
 			want(t, decide(t.Context(), shared.admin, name, "SeenByAuditor", nil))
 		})
 	}

@@ -90,8 +90,8 @@ func (l *live) write(t *testing.T, r role) {
 	harness.Must(t, err)
 }
 
-// atoms are the least that can be taken away from a role: one verb on one resource, of one name
-// where there are names.
+// atoms are the smallest rights in a role: one verb on one resource, of one name if the rule has
+// names.
 func (r role) atoms() (all []right) {
 	for _, rule := range r.rules {
 		for _, verb := range rule.Verbs {
@@ -107,7 +107,7 @@ func (r role) atoms() (all []right) {
 	return all
 }
 
-// without is the role less one atom.
+// without returns the role without one atom.
 func (r role) without(missing right) role {
 	left := role{namespace: r.namespace, name: r.name}
 	for _, a := range r.atoms() {
@@ -123,13 +123,14 @@ func (r role) without(missing right) role {
 	return left
 }
 
-// covers reports whether the right that a rule gives allows what was asked for.
+// covers reports whether a rule allows a request.
 func (r right) covers(asked right) bool {
 	return r.verb == asked.verb && r.group == asked.group && r.resource == asked.resource &&
 		(r.name == "" || r.name == asked.name) && (r.namespace == "" || r.namespace == asked.namespace)
 }
 
-// askedFor is what a request needs RBAC to allow, and false if it is about no resource.
+// askedFor returns the right that a request needs. It returns false if the request is for no
+// resource.
 func askedFor(e testbed.AuditEvent) (right, bool) {
 	if e.Resource == "" {
 		return right{}, false
@@ -152,7 +153,7 @@ func askedFor(e testbed.AuditEvent) (right, bool) {
 	return r, true
 }
 
-// asked returns what the controller has asked for since a mark, and the requests that were refused.
+// asked returns the controller's requests since a mark, and the refused ones.
 func (l *live) asked(t *testing.T, mark testbed.AuditMark) (used map[right]bool, forbidden []testbed.AuditEvent) {
 	t.Helper()
 	return l.askedBy(t, controllerUser, mark)
@@ -190,7 +191,7 @@ func approveOnly(c *config.Config) {
 }
 
 // The shipped controller does everything that it can do, with the shipped rights. The API server
-// refuses nothing, and no right is unused. Then each right is taken away in turn, the controller
+// refuses nothing, and no right is unused. Then each right is removed once, the controller
 // does what needs it, and is refused exactly that.
 func TestRBACIsLeast(t *testing.T) {
 	t.Parallel()
@@ -205,12 +206,12 @@ func TestRBACIsLeast(t *testing.T) {
 	t.Run("refused writes", func(t *testing.T) { l.reportsRefusedWrites(t, m) })
 }
 
-// usesEverything walks through all that the controller does.
+// usesEverything makes the controller do everything that it can do.
 func (l *live) usesEverything(t *testing.T, m *machine, early string) {
 	// Its key, leader election, and an enrolment.
 	l.startReady(t, nil)
 	m.begin(t).succeeds(t)
-	// What somebody else approved before the policies were there, and what contradicts.
+	// Requests that others approved before the policies, and contradictory ones.
 	if reason := l.reasonOf(t, early, certificatesv1.CertificateFailed); reason != "ApprovedWithoutAttestation" {
 		t.Errorf("failed: %s", reason)
 	}
@@ -226,7 +227,7 @@ func (l *live) usesEverything(t *testing.T, m *machine, early string) {
 			return len(list.Items) > 0
 		})
 	}
-	// with one that has no record no controller starts
+	// with a Node without a record, the controller does not start
 	harness.Must(t, nodes.Delete(t.Context(), nodeName, metav1.DeleteOptions{}))
 	// The machine has lost its certificate.
 	m.begin(t).succeeds(t)
@@ -283,7 +284,7 @@ func (l *live) rightsAreExact(t *testing.T) {
 	t.Logf("%d rights are granted, %d kinds of requests were made", len(granted), len(used))
 }
 
-// log is what the controller has logged from a byte on, without the backslashes of quoted quotes.
+// log returns the controller's log from a byte on, without the backslashes of quoted quotes.
 func (l *live) log(t *testing.T, from int) string {
 	t.Helper()
 	data, err := os.ReadFile(l.controller.LogFile())
@@ -291,7 +292,7 @@ func (l *live) log(t *testing.T, from int) string {
 	return strings.ReplaceAll(string(data[min(from, len(data)):]), `\`, "")
 }
 
-// refusal is how the API server words that a right is missing.
+// refusal returns the API server's message about a missing right.
 func (r right) refusal() string {
 	if r.resource == "signers" {
 		return fmt.Sprintf("user not permitted to %s requests with signerName %q", r.verb, r.name)
@@ -299,7 +300,7 @@ func (r right) refusal() string {
 	return fmt.Sprintf("User %q cannot %s resource %q in API group %q", controllerUser, r.verb, r.resource, r.group)
 }
 
-// request is the one that shows that the right is missing.
+// request returns the request that shows that the right is missing.
 func (r right) request() right {
 	if r.resource != "signers" {
 		return r
@@ -307,11 +308,11 @@ func (r right) request() right {
 	return right{verb: "patch", group: certs, resource: requests + map[string]string{"approve": "/approval", "sign": "/status"}[r.verb]}
 }
 
-// provocation has the controller do what needs a right that it does not have. What it returns is
-// called when it has the right again, and sees that it goes on from there.
+// provocation makes the controller do something that needs a missing right. The returned function
+// is called when the controller has the right again. It checks that the controller recovers.
 type provocation func(t *testing.T) (goesOn func(t *testing.T))
 
-// missesEach takes each right away from the controller while it runs.
+// missesEach removes each right of the controller while it runs.
 func (l *live) missesEach(t *testing.T, m *machine) {
 	nothing := func(*testing.T) {}
 	enrol := func(t *testing.T) func(*testing.T) {
@@ -326,12 +327,12 @@ func (l *live) missesEach(t *testing.T, m *machine) {
 			return func(t *testing.T) { l.reasonOf(t, name, certificatesv1.CertificateDenied) }
 		}
 	}
-	// The hello of this proof is in no cache.
+	// The hello of this proof is not in the cache.
 	refuseProof := func(t *testing.T) func(*testing.T) {
 		name := l.file(t, tpmSigner, hopelessProof)
 		return func(t *testing.T) { l.reasonOf(t, name, certificatesv1.CertificateDenied) }
 	}
-	// What was read from an object is used for half a second.
+	// A value from an object is used for half a second.
 	unread := func(then provocation) provocation {
 		return func(t *testing.T) func(*testing.T) {
 			time.Sleep(600 * time.Millisecond)
@@ -347,7 +348,7 @@ func (l *live) missesEach(t *testing.T, m *machine) {
 		l.setEnv(t, noWatchList+"=false")
 		return restart(t)
 	}
-	// Without a binding the condition on the namespace is another.
+	// Without a binding, the condition on the namespace changes.
 	unbind := func(t *testing.T) func(*testing.T) {
 		inForce := func(status string) {
 			l.kubectl(t, "wait", "--for=condition=NodeAttestationPoliciesInForce="+status, "namespace/"+namespace, "--timeout=20s")
@@ -453,7 +454,7 @@ func (l *live) missesEach(t *testing.T, m *machine) {
 	}
 }
 
-// misses takes a right away. The API server's audit log must show that the controller was refused
+// misses removes a right. The API server's audit log must show that the controller was refused
 // that call and nothing else. The controller's log must report it.
 func (l *live) misses(t *testing.T, from role, missing right, provoke provocation) {
 	mark, err := l.AuditMark()
@@ -481,7 +482,7 @@ func (l *live) misses(t *testing.T, from role, missing right, provoke provocatio
 	}
 }
 
-// await waits until the authorizer knows that the controller has a right, or has not.
+// await waits until the authorizer applies that the controller has, or lacks, a right.
 func (l *live) await(t *testing.T, r right, has bool) {
 	t.Helper()
 	harness.Eventually(t, patience, fmt.Sprintf("%s is %v", r, has), func() bool {

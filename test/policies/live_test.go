@@ -56,7 +56,7 @@ type live struct {
 	adminKubeconfig     string
 	bootstrapKubeconfig string
 	dir, plugin, binary string
-	// controller is the one that was started last, and started how many there were.
+	// controller is the last started controller, and started counts them.
 	controller *controllerprocess.Controller
 	started    int
 	// env is added to the environment of controllers, args to their arguments.
@@ -93,7 +93,7 @@ func newLive(t *testing.T) *live {
 	return l
 }
 
-// ended reports how something ended that goes on to the end of the test.
+// ended reports how a process ended that should run until the end of the test.
 func ended(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
@@ -128,7 +128,7 @@ func (l *live) setEnv(t *testing.T, variable string) {
 	t.Cleanup(func() { l.env = before })
 }
 
-// stop ends the controller as a pod is ended: it gives its lease back.
+// stop ends the controller as a pod is ended: it releases its Lease.
 func (l *live) stop(t *testing.T) {
 	t.Helper()
 	if l.controller != nil {
@@ -136,14 +136,14 @@ func (l *live) stop(t *testing.T) {
 	}
 }
 
-// startReady starts one and waits until it could decide.
+// startReady starts a controller and waits until it is ready.
 func (l *live) startReady(t *testing.T, configure func(*config.Config)) {
 	t.Helper()
 	l.start(t, configure)
 	harness.Must(t, l.controller.Ready(t.Context()))
 }
 
-// kubectl runs it as an administrator.
+// kubectl runs kubectl as an administrator.
 func (l *live) kubectl(t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := l.RunKubectl(t.Context(), l.adminKubeconfig, args...)
@@ -173,11 +173,10 @@ func (l *live) file(t *testing.T, signer string, options ...func(*certificatesv1
 	return name
 }
 
-// hopeless makes a request of ours that is denied at once: its evidence is none, and it asks for
-// too much.
+// hopeless makes a request that is denied at once: it has no evidence, and requests too much.
 func hopeless(csr *certificatesv1.CertificateSigningRequest) { ask(csr, []byte("{}")) }
 
-// hopelessProof makes one whose evidence is a proof that refers to no hello.
+// hopelessProof makes such a request whose evidence is a proof without a hello.
 func hopelessProof(csr *certificatesv1.CertificateSigningRequest) {
 	proof, err := oddrequest.Proof("node-csr-that-is-not-there")
 	if err != nil {
@@ -186,7 +185,7 @@ func hopelessProof(csr *certificatesv1.CertificateSigningRequest) {
 	ask(csr, proof)
 }
 
-// ask puts evidence into a request, which asks for too much then.
+// ask puts evidence into a request that requests too much.
 func ask(csr *certificatesv1.CertificateSigningRequest, evidence []byte) {
 	block, _ := pem.Decode(csr.Spec.Request)
 	content, err := attestation.Request{PKCS10: block.Bytes, Provider: "tpm", Data: evidence}.Marshal()
@@ -217,7 +216,7 @@ type machine struct {
 	*harness.Machine
 }
 
-// newMachine returns one that the inventory does not name yet.
+// newMachine returns a machine that the inventory does not have yet.
 func (l *live) newMachine(t *testing.T, name string) *machine {
 	t.Helper()
 	m := harness.NewMachine(t, l.plugin, name, swtpm.Options{Certified: []string{"ecc-p256"}})
@@ -235,7 +234,7 @@ func (l *live) inventoried(t *testing.T, machines ...*machine) {
 	harness.Must(t, controllerprocess.SetInventory(t.Context(), l.ControlPlane, all))
 }
 
-// enrolment is a run of the plugin that is under way.
+// enrolment is a running plugin.
 type enrolment struct {
 	*machine
 	process        *exec.Cmd
@@ -243,10 +242,10 @@ type enrolment struct {
 	ended          chan error
 }
 
-// begin has a machine that has lost everything ask for a certificate, and does not wait.
+// begin removes a machine's state and starts the plugin, without waiting for it.
 func (m *machine) begin(t *testing.T) *enrolment {
 	t.Helper()
-	m.Loses(t)
+	m.RemoveState(t)
 	e := &enrolment{machine: m, process: exec.CommandContext(context.WithoutCancel(t.Context()), m.Plugin, m.Flags()...), ended: make(chan error, 1)}
 	e.process.Env = harness.ExecEnv(m.ControlPlane)
 	e.process.Stdout, e.process.Stderr = &e.stdout, &e.stderr
@@ -256,7 +255,7 @@ func (m *machine) begin(t *testing.T) *enrolment {
 	return e
 }
 
-// succeeds waits for the certificate, which the API server's CA has to have issued for this node.
+// succeeds waits for the certificate, which the API server's CA must have issued for this node.
 func (e *enrolment) succeeds(t *testing.T) *x509.Certificate {
 	t.Helper()
 	select {

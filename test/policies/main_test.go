@@ -71,15 +71,15 @@ var (
 	granted = []string{tpmSigner, builtinSigner}
 )
 
-// bed is what all tests of the package share. Those that use it run one after the other. Those with
-// a cluster of their own (newLive) run after them, in parallel: they mostly wait.
+// bed has what all tests of the package share. Tests that use it run one after the other. Tests
+// with a cluster of their own (newLive) run after them, in parallel: they mostly wait.
 type bed struct {
 	*testbed.ControlPlane
 	adminKubeconfig string
 	// token is a kubeadm bootstrap token.
 	token string
 	// admin is a member of system:masters; controller has a token of its service account;
-	// bootstrapper and node have what machines have.
+	// bootstrapper and node have the credentials of machines.
 	admin, controller, bootstrapper, node kubernetes.Interface
 	controllerConfig                      *rest.Config
 	// early and earlyAnnotated were filed before the policies were there.
@@ -226,7 +226,7 @@ func clientOf(kubeconfig []byte) (kubernetes.Interface, error) {
 	return kubernetes.NewForConfig(config)
 }
 
-// as returns a client of somebody else, by impersonation.
+// as returns a client of another user, by impersonation.
 func as(t *testing.T, user string, groups ...string) kubernetes.Interface {
 	t.Helper()
 	return impersonating(t, shared.AdminConfig(), user, groups...)
@@ -254,7 +254,7 @@ func newRequest(signer string) *certificatesv1.CertificateSigningRequest {
 	}
 }
 
-// named has a request be about somebody.
+// named sets the subject of a request.
 func named(user string, groups ...string) func(*certificatesv1.CertificateSigningRequest) {
 	return func(csr *certificatesv1.CertificateSigningRequest) { csr.Spec.Request = requestFor(user, groups...) }
 }
@@ -322,7 +322,7 @@ func hasCondition(csr *certificatesv1.CertificateSigningRequest, kind certificat
 	return slices.ContainsFunc(csr.Status.Conditions, func(c certificatesv1.CertificateSigningRequestCondition) bool { return c.Type == kind })
 }
 
-// change reads a request and has update write it, again where somebody else wrote in between.
+// change reads a request and has update write it. It tries again after a conflict.
 func change(ctx context.Context, client kubernetes.Interface, name string, update func(*certificatesv1.CertificateSigningRequest) error) error {
 	for {
 		csr, err := client.CertificatesV1().CertificateSigningRequests().Get(ctx, name, metav1.GetOptions{})
@@ -387,7 +387,7 @@ func issue(t *testing.T, client kubernetes.Interface, name string) error {
 	return certify(t.Context(), client, name, certificate, nil)
 }
 
-// anyCertificate is one that nobody trusts: the API server only wants it well formed.
+// anyCertificate is not trusted: the API server only requires that it is well formed.
 func anyCertificate() ([]byte, error) {
 	ca, err := testbed.NewCA("nobody")
 	if err != nil {

@@ -176,7 +176,7 @@ func TestAnotherControllersIdentity(t *testing.T) {
 	wantRefusedBy(t, approve(t, shared.admin, filed(t, tpmSigner)), approvalPolicy)
 }
 
-// No controller at all: nobody approves, rather than everybody.
+// Without any controller in the parameters, no user may approve.
 func TestNoControllersFailsClosed(t *testing.T) {
 	want(t, overlay(t, "[]"))
 	name := filed(t, tpmSigner)

@@ -213,7 +213,8 @@ func TestRecordRefuses(t *testing.T) {
 	}
 }
 
-// Nobody turns one machine's record into another's, an administrator neither. He may delete it.
+// No user can turn one machine's record into another's, not even an administrator, who may delete
+// it.
 func TestRecordIsOfOneMachineForLife(t *testing.T) {
 	stored, err := create(t, fullRecord("immutable"), nil)
 	if err != nil {

@@ -80,7 +80,7 @@ func (r *revoking) apply(t *testing.T, args ...string) {
 	harness.Must(t, err)
 }
 
-// as returns the client configuration of somebody else.
+// as returns the client configuration of another user.
 func (r *revoking) as(user string, groups ...string) *rest.Config {
 	config := r.AdminConfig()
 	config.QPS = -1

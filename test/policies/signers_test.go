@@ -49,7 +49,7 @@ func machines(t *testing.T) map[string]credential {
 	}
 }
 
-// asks has somebody file a request for a signer, and leaves nothing behind.
+// asks files a request for a signer as a user, and deletes it.
 func asks(t *testing.T, client kubernetes.Interface, signer string) error {
 	t.Helper()
 	_, err := client.CertificatesV1().CertificateSigningRequests().Create(t.Context(), newRequest(signer), metav1.CreateOptions{DryRun: dryRun})

@@ -30,7 +30,7 @@ func fullRecordJSON(t *testing.T) ([]byte, error) {
 	return json.Marshal(toUnstructured(t, fullRecord("overlay")).Object)
 }
 
-// writer returns a client for the records of a namespace, of somebody with these groups.
+// writer returns a client for the records of a namespace, of a user with these groups.
 func writer(t *testing.T, namespace, user string, groups ...string) dynamic.ResourceInterface {
 	t.Helper()
 	config := shared.AdminConfig()
@@ -166,7 +166,7 @@ func TestOnlyTheControllerWritesRecords(t *testing.T) {
 	}
 	want(t, edit(gc, types.MergePatchType, []byte(changes["owner away"])))
 
-	// Deleting is the reset. What was deleted is the controller's to make again, and nobody else's.
+	// A deletion is the reset. Only the controller may create the record again.
 	tenants := writer(t, place, user)
 	want(t, tenants.Delete(t.Context(), "machine", metav1.DeleteOptions{}))
 	again := record("")

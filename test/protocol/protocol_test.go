@@ -101,7 +101,7 @@ func testManyRuns(t *testing.T, start starter, runs int) {
 }
 
 // A PCR that was extended is quoted with its value, and the policy says what that means.
-func TestExtendedPCRsAreJudged(t *testing.T) { forEachChip(t, testExtended) }
+func TestExtendedPCRsAreVerified(t *testing.T) { forEachChip(t, testExtended) }
 
 func testExtended(t *testing.T, start starter) {
 	chip := start(t, swtpm.Options{Certified: []string{"ecc-p256"}})

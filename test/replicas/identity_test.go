@@ -12,9 +12,9 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
-// A leader with an identity of its own is killed, and started again at once. It goes on to lead:
-// nobody misses it before its Lease has expired, and the replica on standby does not take over. If
-// the leader does not come back, the other replica leads.
+// A leader with an identity of its own is killed, and started again at once. It leads again before
+// its Lease has expired, so the standby replica does not take over. If the leader does not come
+// back, the other replica leads.
 func TestKilledLeaderLeadsOn(t *testing.T) {
 	forgetAfterwards(t)
 	pair := make([]*replica, 2)

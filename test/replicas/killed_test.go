@@ -19,8 +19,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
-// newDice returns what the times of a test are drawn with. SEED repeats them, as far as the machine
-// does.
+// newDice returns the random source for the times of a test. SEED repeats them, as far as the
+// computer allows.
 func newDice(t *testing.T) (seed uint64) {
 	t.Helper()
 	seed = rand.Uint64()
@@ -52,14 +52,14 @@ type crowd struct {
 
 	mu    sync.Mutex
 	times []time.Duration
-	// since has when those began that are at it.
+	// since has the start times of the current attempts.
 	since map[*machine]time.Time
 }
 
 func newCrowd(t *testing.T, machines []*machine) *crowd {
 	c := &crowd{machines: machines, since: map[*machine]time.Time{}}
 	c.ctx, c.cancel = context.WithCancel(t.Context())
-	// When a test gives up in the middle, nobody works on in the next one.
+	// If a test ends early, no goroutine continues during the next one.
 	t.Cleanup(func() {
 		c.cancel()
 		c.wait.Wait()
@@ -67,7 +67,7 @@ func newCrowd(t *testing.T, machines []*machine) *crowd {
 	return c
 }
 
-// attest has a machine attest once, in a way of its own. What goes wrong fails the test.
+// attest attests a machine once. An error fails the test.
 func (c *crowd) attest(t *testing.T, m *machine, way func(context.Context) (time.Duration, error)) bool {
 	ctx, cancel := context.WithTimeout(c.ctx, 2*stuck)
 	defer cancel()
@@ -88,7 +88,7 @@ func (c *crowd) attest(t *testing.T, m *machine, way func(context.Context) (time
 	return true
 }
 
-// oldest returns for how long the one has been at it that began first.
+// oldest returns the age of the oldest current attempt.
 func (c *crowd) oldest() (longest time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -98,7 +98,7 @@ func (c *crowd) oldest() (longest time.Duration) {
 	return longest
 }
 
-// all waits until all have a certificate, says how long it took them, and starts a new count.
+// all waits until all have a certificate, logs the times, and starts a new count.
 func (c *crowd) all(t *testing.T, what string) {
 	t.Helper()
 	c.wait.Wait()
@@ -126,9 +126,9 @@ func (c *crowd) all(t *testing.T, what string) {
 
 const (
 	leaderKills = 3
-	// renewed is how many machines renew while the leader is killed once more.
+	// renewed is the number of machines that renew while the leader is killed again.
 	renewed = 30
-	// atWork is how many requests must be open, at least, when it is killed.
+	// atWork is the minimum number of open requests when the leader is killed.
 	atWork = 3
 	// young is how long ago a machine's attempt may have begun when the leader is killed. The kill
 	// costs the 15 s until the Lease expires. The other replica needs up to 4.4 s to see the last
@@ -211,7 +211,7 @@ func leader(t *testing.T, replicas []*replica) *replica {
 	return leads[0]
 }
 
-// killAtWork kills a replica as soon as it has something to do, and starts it again at once.
+// killAtWork kills a replica as soon as it has an open request, and starts it again at once.
 func (c *crowd) killAtWork(t *testing.T, o *observer, r *replica) {
 	t.Helper()
 	var open int
@@ -225,8 +225,7 @@ func (c *crowd) killAtWork(t *testing.T, o *observer, r *replica) {
 	r.start(t)
 }
 
-// The only replica there is, with no Lease to wait for, does not live longer than a second and a
-// half.
+// The only replica, with no Lease to wait for, runs for at most 1.5 s at a time.
 func TestKilledWithoutMercy(t *testing.T) {
 	const lasts = 20 * time.Second
 	forgetAfterwards(t)
@@ -243,17 +242,17 @@ func TestKilledWithoutMercy(t *testing.T) {
 		dice := rand.New(rand.NewPCG(seed, uint64(i+1)))
 		c.wait.Go(func() {
 			for c.attest(t, m, m.attest) && time.Now().Before(end) {
-				// so that not all come at once
+				// so that the machines do not start at once
 				time.Sleep(between(dice, 200*time.Millisecond, time.Second))
 			}
 		})
 	}
 	kills, hits := 0, 0
 	for time.Now().Before(end) {
-		// so long it may work
+		// the time until the replica is killed
 		time.Sleep(between(dice, 700*time.Millisecond, 1500*time.Millisecond))
-		// Every other time at once when there is work: on a fast machine there is none half of the
-		// time.
+		// Every other time, it is killed as soon as a request is open: on a fast computer
+		// there is none for half of the time.
 		for kills%2 == 0 && o.Open() == 0 && time.Now().Before(end) {
 			time.Sleep(time.Millisecond)
 		}

@@ -18,7 +18,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
-// machine is one that enrols by hand, or runs the plugin.
+// machine enrols by the test's own steps, or with the plugin.
 type machine struct {
 	*fleet.Machine
 	token string
@@ -63,7 +63,7 @@ func inventoryOf(t *testing.T, machines ...*machine) []byte {
 	return content
 }
 
-// attest gets a certificate, and returns how long that took from when it set out.
+// attest gets a certificate, and returns the time from the start of the attempt.
 func (m *machine) attest(ctx context.Context) (time.Duration, error) {
 	times, err := m.Attest(ctx, fleet.Cluster{
 		URL: shared.ServerURL(), CA: shared.ServerCA(), Token: m.token, Issuer: shared.ClientCA().Certificate(),
@@ -71,8 +71,8 @@ func (m *machine) attest(ctx context.Context) (time.Duration, error) {
 	return times.CertificateSeen, err
 }
 
-// plug has the real plugin get the first certificate, as a kubelet does: it runs it again while
-// there is none.
+// plug gets the first certificate with the real plugin. Like a kubelet, it runs the plugin again
+// until there is a certificate.
 func (m *machine) plug(ctx context.Context) (time.Duration, error) {
 	bootstrap := filepath.Join(m.Dir, "bootstrap.kubeconfig")
 	if err := os.WriteFile(bootstrap, shared.BootstrapKubeconfig(m.token), 0o600); err != nil {

@@ -35,7 +35,7 @@ const (
 	keySecret = "node-attestation-controller-key"
 )
 
-// bed is what all tests of the package share. They run one after the other.
+// bed has what all tests of the package share. The tests run one after the other.
 type bed struct {
 	*testbed.ControlPlane
 	plugin, controller string
@@ -75,7 +75,7 @@ type replica struct {
 	name string
 }
 
-// newReplica prepares one, which ends with the test.
+// newReplica prepares a replica, which ends with the test.
 func newReplica(t *testing.T, name string, change func(*config.Config), args ...string) *replica {
 	t.Helper()
 	c, err := controllerprocess.New(controllerprocess.Options{
@@ -114,7 +114,7 @@ func (r *replica) ready(t *testing.T) {
 	}
 }
 
-// kill ends it as a crash does. If it ended unexpectedly, the test fails.
+// kill ends the replica as a crash does. The test fails if the replica has already ended.
 func (r *replica) kill(t *testing.T) {
 	t.Helper()
 	if err := r.Kill(); err != nil {
@@ -144,9 +144,8 @@ func holder(t *testing.T) string {
 	return *lease.Spec.HolderIdentity
 }
 
-// forgetAfterwards has a test leave nothing to the next one: no request, no record, and no Lease
-// that would have to run out. It is called before replicas are made, and so done when they have
-// ended.
+// forgetAfterwards deletes requests, records and the Lease after a test. Call it before replicas
+// are made: cleanups run in reverse order.
 func forgetAfterwards(t *testing.T) {
 	t.Helper()
 	t.Cleanup(func() {
@@ -168,7 +167,7 @@ func inventoried(t *testing.T, machines ...*machine) {
 	}
 }
 
-// eachHasOneRecord checks what witness.OneRecordEach says. issued are the certificates by node
+// eachHasOneRecord calls witness.OneRecordEach. issued are the certificates by node
 // name. It returns the number of recorded certificates that were never published.
 func eachHasOneRecord(t *testing.T, machines []*machine, issued map[string][][]byte) (unpublished int) {
 	t.Helper()

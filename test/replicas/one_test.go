@@ -25,8 +25,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
-// A replica starts without anything, and says what it lacks. When all is there it is ready,
-// decides, and records its decision. It ends on a signal, and gives the Lease back.
+// A replica starts without its inputs, and logs what is missing. When it has them, it is ready,
+// decides, and writes a decision record. It ends on a signal, and releases the Lease.
 func TestOneReplica(t *testing.T) {
 	forgetAfterwards(t)
 	ca := without(t)
@@ -56,7 +56,7 @@ func TestOneReplica(t *testing.T) {
 	setKeys(t.Context(), t, nil)
 	lacks()
 
-	// What is a counter is there from the first decision on.
+	// A counter exists from the first decision on.
 	if counted := r.decisions(t); counted != "" {
 		t.Errorf("decisions were counted before there was one: %s", counted)
 	}
@@ -93,7 +93,7 @@ func TestOneReplica(t *testing.T) {
 		t.Errorf("the Lease is %s's", who)
 	}
 
-	// One that stands by takes over at its next look.
+	// A standby replica takes over at its next check of the Lease.
 	r.ready(t)
 	harness.Eventually(t, harness.Soon, "it leads", func() bool { return r.leads(t.Context()) })
 	second := newReplica(t, "second", nil)
@@ -112,14 +112,14 @@ func TestOneReplica(t *testing.T) {
 	second.stops(t)
 }
 
-// takeover is how long it takes until a replica on standby leads after the Lease was given back.
+// takeover is the time until a standby replica leads after the Lease was released.
 // The replica looks every 2 to 4.4 s (client-go's leader election: RetryPeriod, and JitterFactor
 // 1.2 beside it). The rest is slack for a busy machine. A Lease that was not given back costs 15 s
 // from its last renewal, and up to the next look.
 const takeover = 14 * time.Second
 
-// without takes away the CA and the inventory, spoils the challenge keys, and puts all back when
-// the test has ended. It returns the CA.
+// without removes the CA and the inventory, and makes the challenge keys invalid. It restores all
+// of them after the test. It returns the CA.
 func without(t *testing.T) *corev1.Secret {
 	t.Helper()
 	core := shared.Client().CoreV1()
@@ -158,7 +158,7 @@ func setKeys(ctx context.Context, t *testing.T, data map[string][]byte) {
 	}
 }
 
-// stops ends it as a pod is ended.
+// stops ends the replica as a pod is ended.
 func (r *replica) stops(t *testing.T) {
 	t.Helper()
 	began := time.Now()
@@ -184,7 +184,7 @@ func (r *replica) blocking(t *testing.T) []string {
 	return strings.Split(names, `","`)
 }
 
-// probe is a probe of a kubelet's.
+// probe sends a kubelet's probe.
 func (r *replica) probe(t *testing.T, path string) (code int, body string) {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, strings.TrimSuffix(r.ReadyURL(), "/readyz")+path, nil)
@@ -203,7 +203,7 @@ func (r *replica) probe(t *testing.T, path string) (code int, body string) {
 	return answer.StatusCode, string(content)
 }
 
-// decisions are the counters of decisions.
+// decisions returns the counters of decisions.
 func (r *replica) decisions(t *testing.T) string {
 	t.Helper()
 	metrics, err := r.Metrics(t.Context())

@@ -39,9 +39,9 @@ func setCA(ctx context.Context, t *testing.T, ca *testbed.CA) {
 	}
 }
 
-// A CA that the API server does not trust signs nothing, and is reported wherever an operator
-// looks. A replica that is ready stays so. The right CA puts an end to it, and the machine that
-// waited gets its certificate.
+// A CA that the API server does not trust signs nothing. The log, the metrics, the condition and an
+// Event report it. A ready replica stays ready. With the right CA, the waiting machine gets its
+// certificate.
 func TestWrongCA(t *testing.T) {
 	forgetAfterwards(t)
 	wrong, err := testbed.NewCA("wrong")

@@ -8,7 +8,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/witness"
 )
 
-// observer follows all requests from when it was made.
+// observer follows all requests from its creation on.
 type observer struct{ *witness.Witness }
 
 func observe(t *testing.T) *observer {
@@ -21,7 +21,7 @@ func observe(t *testing.T) *observer {
 	return &observer{w}
 }
 
-// eachSignedOnce checks what witness.SignedOnce says, and returns the certificates by node name.
+// eachSignedOnce calls witness.SignedOnce, and returns the certificates by node name.
 func (o *observer) eachSignedOnce(t *testing.T) map[string][][]byte {
 	t.Helper()
 	issued, err := o.SignedOnce(t.Context())
@@ -31,7 +31,7 @@ func (o *observer) eachSignedOnce(t *testing.T) map[string][][]byte {
 	return issued
 }
 
-// hellosAreSettled checks what witness.HellosAreSettled says.
+// hellosAreSettled calls witness.HellosAreSettled.
 func (o *observer) hellosAreSettled(t *testing.T) {
 	t.Helper()
 	closed, waiting, err := o.HellosAreSettled(t.Context())

@@ -38,7 +38,7 @@ const (
 type Options struct {
 	// Components to use; nil means those of compile.ControlPlane.
 	Components *compile.Components
-	// Progress is given to compile.ControlPlane; nil means silence.
+	// Progress is given to compile.ControlPlane; nil means no output.
 	Progress io.Writer
 	// Dir takes all files and is kept by Stop. Empty means a temporary folder,
 	// which Stop removes.

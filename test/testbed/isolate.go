@@ -14,7 +14,7 @@ import (
 	"syscall"
 )
 
-// isolatedVariable tells a program that Isolate has started it.
+// isolatedVariable is set for a program that Isolate has started.
 const isolatedVariable = "KUBELET_AUTHENTICATOR_TEST_ISOLATED"
 
 // Isolated reports whether this program was started by Isolate.

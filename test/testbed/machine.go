@@ -145,7 +145,7 @@ func (m *Machine) PowerOn(ctx context.Context) error {
 // PowerOff shuts the machine down in good order. Its disk does not change. Files in memory, such as
 // those in /run, are lost. PowerOn may follow.
 func (m *Machine) PowerOff(ctx context.Context) error {
-	m.process.told.Store(true)
+	m.process.stopping.Store(true)
 	if _, err := m.Run(ctx, "systemctl", "poweroff", "--no-block"); err != nil {
 		return err
 	}
@@ -457,7 +457,7 @@ func (m *Machine) powerOff() error {
 	if m.process.ended() {
 		return m.process.Err()
 	}
-	m.process.told.Store(true)
+	m.process.stopping.Store(true)
 	for deadline := time.After(effectTimeout); ; {
 		children, _ := m.children() // it may have ended
 		for _, child := range children {

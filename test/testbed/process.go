@@ -37,12 +37,12 @@ type Command struct {
 // ends: the kernel kills it, so no handler has to run. Its own children are in
 // its process group; Stop and Kill reach them, a death of this process does not.
 type Process struct {
-	name    string
-	logFile string
-	cmd     *exec.Cmd
-	done    chan struct{}
-	exit    error       // of Wait; set before done is closed
-	told    atomic.Bool // we have asked it to end, so its end is no news
+	name     string
+	logFile  string
+	cmd      *exec.Cmd
+	done     chan struct{}
+	exit     error       // of Wait; set before done is closed
+	stopping atomic.Bool // we ended it, so its end is no error
 }
 
 // StartProcess starts a command.
@@ -98,7 +98,7 @@ func (p *Process) Err() error {
 	default:
 		return nil
 	}
-	if p.exit == nil || p.told.Load() {
+	if p.exit == nil || p.stopping.Load() {
 		return nil
 	}
 	return fmt.Errorf("%s ended: %w\n%s", p.name, p.exit, p.LogTail())
@@ -118,7 +118,7 @@ func (p *Process) Stop(grace time.Duration) error {
 	if p.ended() {
 		return p.Err()
 	}
-	p.told.Store(true)
+	p.stopping.Store(true)
 	if err := p.signalGroup(syscall.SIGTERM); err != nil {
 		return err
 	}
@@ -136,7 +136,7 @@ func (p *Process) Kill() error {
 	if p.ended() {
 		return p.Err()
 	}
-	p.told.Store(true)
+	p.stopping.Store(true)
 	if err := p.signalGroup(syscall.SIGKILL); err != nil {
 		return err
 	}

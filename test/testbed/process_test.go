@@ -52,7 +52,7 @@ func TestNoOrphans(t *testing.T) {
 	}
 }
 
-// orphanHelper starts a child, tells its PID and dies.
+// orphanHelper starts a child, prints its PID and exits.
 func orphanHelper(way string) {
 	sleep, err := exec.LookPath("sleep")
 	if err != nil {
@@ -151,7 +151,7 @@ func TestStopReachesTheGroup(t *testing.T) {
 	}
 }
 
-func TestErrTellsWhatTheLogSays(t *testing.T) {
+func TestErrQuotesTheLog(t *testing.T) {
 	child := start(t, "sh", "-c", "echo the reason; exit 7")
 	<-child.Done()
 	err := child.Err()

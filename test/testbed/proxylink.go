@@ -11,7 +11,7 @@ import (
 const (
 	quietTick = 20 * time.Millisecond
 	// The longest pause of an API server or of a client during a request, even on a busy machine.
-	// After a longer silence the request was answered.
+	// After a longer pause the request was answered.
 	quietBeforeCut = time.Second
 	// The time for the server to carry out a request whose answer is lost. If its side was closed
 	// with the client's, the server would cancel the request.

@@ -168,7 +168,7 @@ func TestAsFailure(t *testing.T) {
 		"a foreign directory":   {fmt.Errorf("x: %w", &cache.ForeignDirError{Path: "/x", Problem: "is a file"}), reason.DirectoryRefused},
 		"a full disk":           {fmt.Errorf("x: %w", &cache.WriteError{Path: "/x", Err: io.ErrShortWrite}), reason.DirectoryNotWritable},
 		"the lock":              {fmt.Errorf("x: %w", cache.ErrLocked), reason.WorkerUnavailable},
-		"a bad certificate":     {fmt.Errorf("x: %w", &cache.UnusableError{Problem: "it is a CA's"}), reason.CertificateUnusable},
+		"a bad certificate":     {fmt.Errorf("x: %w", &cache.UnusableError{Problem: "it is a CA certificate"}), reason.CertificateUnusable},
 		"an early certificate":  {fmt.Errorf("x: %w", &cache.UnusableError{Problem: "it is not valid yet", Clock: true}), reason.ClockWrong},
 		"what nobody has named": {errors.New("x"), reason.Unexpected},
 	} {

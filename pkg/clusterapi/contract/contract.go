@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package contract is what an infrastructure provider tells a bootstrap provider about a Cluster's
-// nodes: the signers that issue their certificates. They are in the status of the InfraCluster,
-// which the provider's own controller writes:
+// Package contract defines the fields with which an infrastructure provider names the signers of a
+// Cluster's node certificates. A bootstrap provider reads them. They are in the status of the
+// InfraCluster, which the infrastructure provider's controller writes:
 //
 //	status:
 //	  kubeletClientCertificateSigner: cluster.x-k8s.io/kube-apiserver-client-kubelet-tpm
 //	  kubeletServingCertificateSigner: cluster.x-k8s.io/kubelet-serving-tpm
 //
-// Both fields are optional strings. One that is empty, or not there, says that Kubernetes' own
-// signer issues. The InfraCluster's CRD has to have them in its schema, and the subresource status.
+// Both fields are optional strings. If a field is empty or missing, Kubernetes' own signer issues.
+// The InfraCluster's CRD must have both fields in its schema, and the subresource status.
 package contract
 
 import (
@@ -43,19 +43,8 @@ type Signers struct {
 	Serving string
 }
 
-// OrBuiltin returns both names, Kubernetes' own in the place of empty ones.
-func (s Signers) OrBuiltin() Signers {
-	if s.Client == "" {
-		s.Client = certificatesv1.KubeAPIServerClientKubeletSignerName
-	}
-	if s.Serving == "" {
-		s.Serving = certificatesv1.KubeletServingSignerName
-	}
-	return s
-}
-
-// check is about names that the API server takes in a request, and that can be meant. Each of
-// Kubernetes' own signers issues for one purpose.
+// check returns an error for a name that the API server refuses in a request, and for one of
+// Kubernetes' own signers that issues for another purpose.
 func (s Signers) check() error {
 	for _, f := range []struct{ field, name, builtin string }{
 		{ClientField, s.Client, certificatesv1.KubeAPIServerClientKubeletSignerName},
@@ -68,14 +57,14 @@ func (s Signers) check() error {
 			return err
 		}
 		if strings.HasPrefix(f.name, "kubernetes.io/") && f.name != f.builtin {
-			return fmt.Errorf("status.%s: %.128q does not issue such certificates; Kubernetes' own that does is %s", f.field, f.name, f.builtin)
+			return fmt.Errorf("status.%s: %.128q does not issue such certificates; use %s", f.field, f.name, f.builtin)
 		}
 	}
 	return nil
 }
 
-// SignersOf returns what an InfraCluster says. It returns nothing if the provider does not
-// implement this contract.
+// SignersOf returns the signers in the status of an InfraCluster. It returns the zero value if the
+// provider does not implement this contract.
 func SignersOf(infraCluster *unstructured.Unstructured) (Signers, error) {
 	signers, err := signersIn(infraCluster.Object)
 	if err == nil {
@@ -95,10 +84,10 @@ func signersIn(object map[string]any) (s Signers, err error) {
 	return s, err
 }
 
-// SetSigners writes the signers into the status of an InfraCluster, as the provider's controller
-// has read it: a Conflict says that it was written since. It writes only these two fields, and only
-// if they differ. The object that is given is not changed, so that what a controller has yet to
-// write of it is not lost.
+// SetSigners writes the signers into the status of an InfraCluster, under the version that the
+// provider's controller has read. It returns a Conflict if the object was written since. It writes
+// only these two fields, and only if they differ. It does not change infraCluster, so that the
+// controller can still write its own changes.
 func SetSigners(ctx context.Context, c client.Client, infraCluster client.Object, signers Signers) error {
 	gvk, err := apiutil.GVKForObject(infraCluster, c.Scheme())
 	if err != nil {
@@ -135,14 +124,14 @@ func setSigners(ctx context.Context, c client.Client, target *unstructured.Unstr
 	if err := c.Status().Patch(ctx, target, client.RawPatch(types.MergePatchType, patch)); err != nil {
 		return fmt.Errorf("write status.%s and status.%s: %w", ClientField, ServingField, err)
 	}
-	// The API server drops what a schema does not have, without a word.
+	// The API server drops fields that the schema does not have, and returns no error.
 	if now, err = signersIn(target.Object); err != nil || now != signers {
 		return fmt.Errorf("status.%s and status.%s were not stored: add them to the CRD's schema, as strings", ClientField, ServingField)
 	}
 	return nil
 }
 
-// orNull takes the field away where it would be empty.
+// orNull returns null for an empty name, which removes the field.
 func orNull(name string) any {
 	if name == "" {
 		return nil

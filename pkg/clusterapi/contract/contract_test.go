@@ -193,13 +193,3 @@ func TestSignersOf(t *testing.T) {
 		})
 	}
 }
-
-func TestOrBuiltin(t *testing.T) {
-	builtin := Signers{"kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving"}
-	if got := (Signers{}).OrBuiltin(); got != builtin || got.check() != nil {
-		t.Error(got)
-	}
-	if got := ours.OrBuiltin(); got != ours {
-		t.Error(got)
-	}
-}

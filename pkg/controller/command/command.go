@@ -165,7 +165,7 @@ It exits with 0 if the controller would start, and with 10 if it would not.`,
 
 func (i *invocation) checkManagement(settings *config.Settings) error {
 	if i.Management == nil {
-		return errors.New("clusterAPI: this program knows nothing of Cluster API")
+		return errors.New("clusterAPI: this program does not support Cluster API")
 	}
 	return i.Management.Check(settings)
 }

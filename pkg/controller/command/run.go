@@ -91,7 +91,7 @@ func (i *invocation) run(cmd *cobra.Command, _ []string) error {
 
 // openDecisionLog opens the decision log of the configuration.
 func (i *invocation) openDecisionLog(settings *config.Settings, logger klog.Logger) (*decisionlog.Log, error) {
-	metrics, err := telemetry.NewRecordMetrics()
+	metrics, err := telemetry.NewDecisionLogMetrics()
 	if err != nil {
 		return nil, err
 	}

@@ -101,10 +101,10 @@ type requestFile struct {
 	at time.Time
 	// assumed says that all fields except spec.request were assumed.
 	assumed bool
-	// record is set if the request is from the archive of a decision record, and hello is its
+	// decided is set if the request is from the archive of a decision record, and hello is its
 	// hello.
-	record *decisionlog.Record
-	hello  *certificatesv1.CertificateSigningRequest
+	decided *decisionlog.Record
+	hello   *certificatesv1.CertificateSigningRequest
 	// revocation is set if there is no request: the line is about an operator's action.
 	revocation *decisionlog.Revocation
 }
@@ -115,7 +115,7 @@ func (i *invocation) newJudge(ctx context.Context, machines []string, keys strin
 		return nil, err
 	}
 	if settings.Config().ClusterAPI != nil {
-		return nil, misconfigured(errors.New("verify judges for one cluster: it takes a configuration with clusterUID and inventory, and not clusterAPI"))
+		return nil, misconfigured(errors.New("verify needs the configuration of one cluster, with clusterUID and inventory and without clusterAPI"))
 	}
 	j := &offlineJudge{out: i.Stdout, now: now, settings: settings, hasKeys: keys != ""}
 	if len(machines) == 0 {
@@ -243,7 +243,7 @@ func (j *offlineJudge) requestsIn(document json.RawMessage) ([]requestFile, erro
 	}
 	switch head.Kind {
 	case decisionlog.Kind:
-		r, err := j.recorded(document)
+		r, err := j.fromDecisionRecord(document)
 		return []requestFile{r}, err
 	case decisionlog.KindRevocation:
 		revocation, err := decisionlog.ParseRevocation(document)
@@ -304,7 +304,7 @@ func (j *offlineJudge) decide(ctx context.Context, r requestFile, claim verifier
 	if claim.Provider == j.provider.Name() {
 		judge = j.provider
 		if name, err := j.provider.HelloOf(object); err == nil && !claim.Hello {
-			if in.Hello = r.hello; r.record == nil {
+			if in.Hello = r.hello; r.decided == nil {
 				in.Hello = j.named(name)
 			}
 		}
@@ -320,7 +320,7 @@ func (j *offlineJudge) decide(ctx context.Context, r requestFile, claim verifier
 
 func (j *offlineJudge) named(name string) *certificatesv1.CertificateSigningRequest {
 	for _, r := range j.requests {
-		if r.record == nil && r.object != nil && r.object.Name == name {
+		if r.decided == nil && r.object != nil && r.object.Name == name {
 			return r.object
 		}
 	}
@@ -362,8 +362,8 @@ func checkOf(reason verifier.Reason) string {
 
 // show prints the decision on a request, and reports whether the request passes.
 func (j *offlineJudge) show(ctx context.Context, r requestFile) bool {
-	if r.record != nil {
-		return j.showRecord(r, func() (verifier.Decision, verifier.Evidence, collect.Subject) {
+	if r.decided != nil {
+		return j.showDecisionRecord(r, func() (verifier.Decision, verifier.Evidence, collect.Subject) {
 			claim, _ := j.settings.Rules().ParseClaim(r.object)
 			return j.showJudged(ctx, r, claim)
 		})

@@ -87,7 +87,7 @@ type Config struct {
 	Policies Policies `json:"policies"`
 	// Rates limit how often requests are decided on.
 	Rates Rates `json:"rates"`
-	// DecisionLog configures where the records of final decisions go.
+	// DecisionLog configures where decision records go.
 	DecisionLog DecisionLog `json:"decisionLog,omitzero"`
 	// Audit makes the controller decide and report, and change no request.
 	Audit bool `json:"audit,omitempty"`
@@ -256,9 +256,9 @@ type Policies struct {
 
 // Rates is the file's form of fairqueue.Rates.
 type Rates struct {
-	// PerRequester limits how often evidence of one user is judged.
+	// PerRequester limits how often evidence of one user is verified.
 	PerRequester Rate `json:"perRequester"`
-	// PerCluster limits how often evidence of all users together is judged.
+	// PerCluster limits how often evidence of all users together is verified.
 	PerCluster Rate `json:"perCluster"`
 	// PerMachine limits how often an attested machine gets a certificate.
 	PerMachine Rate `json:"perMachine"`
@@ -272,13 +272,13 @@ type Rate struct {
 	Burst int `json:"burst"`
 }
 
-// DecisionLog writes the records of final decisions to a file. Default: each record is in the
+// DecisionLog writes decision records to a file. Default: each decision record is in the
 // process log, in the line about its decision.
 type DecisionLog struct {
 	// File is the absolute path of a file to append to. The controller opens it again after
 	// somebody renamed it.
 	File string `json:"file,omitempty"`
-	// Archive adds the CertificateSigningRequests to their records, so that verify can judge them
+	// Archive adds the requests to their decision records, so that verify can judge them
 	// later. It needs File.
 	Archive bool `json:"archive,omitempty"`
 }

@@ -34,7 +34,7 @@ import (
 
 const head = "apiVersion: " + APIVersion + "\nkind: " + Kind + "\n"
 
-// parts are the fields of the least configuration.
+// parts are the fields of the minimal configuration.
 var parts = map[string]string{
 	"clusterUID": "clusterUID: c\n",
 	"signing":    "signing: {mode: Sign, secretName: ca}\n",
@@ -42,7 +42,7 @@ var parts = map[string]string{
 	"tpm":        "tpm: {pcrs: {bank: sha256, indexes: [7]}}\n",
 }
 
-// with returns the least configuration with some fields in the place of its own, and others added.
+// with returns the minimal configuration with some fields replaced, and others added.
 func with(fields ...string) string {
 	left := map[string]string{}
 	for name, part := range parts {
@@ -64,10 +64,10 @@ func with(fields ...string) string {
 	return out
 }
 
-// serving is the least section of serving certificates.
+// serving is the minimal section for serving certificates.
 const serving = "serving: {signers: [kubernetes.io/kubelet-serving], forbiddenAddresses: [api.example.com]}"
 
-// withClusterAPI returns the least configuration of a management cluster.
+// withClusterAPI returns the minimal configuration of a management cluster.
 func withClusterAPI(section string, changes ...string) string {
 	fields := append([]string{"no clusterUID", "no inventory", "clusterAPI: {" + section + "}"}, changes...)
 	if !slices.ContainsFunc(changes, func(c string) bool { return strings.HasPrefix(c, "signing:") }) {
@@ -110,7 +110,7 @@ func write(t *testing.T, content string) string {
 	return path
 }
 
-// What is missing or wrong is an error that names the field.
+// A missing or invalid field is an error that names the field.
 func TestNewFailsClosed(t *testing.T) {
 	ca := writeCA(t)
 	eks := strings.Repeat("ab", 32)
@@ -191,7 +191,7 @@ func TestNewFailsClosed(t *testing.T) {
 		"a ConfigMap and ConfigMaps":          {with("inventory: {configMap: {name: a, key: b}, configMaps: [{name: c, key: d}]}"), "inventory: has configMap and configMaps"},
 		"no files":                            {with("inventory: {files: []}"), "inventory.files: is empty"},
 		"no ConfigMaps":                       {with("inventory: {configMaps: []}"), "inventory.configMaps: is empty"},
-		"a file twice":                        {with("inventory: {files: [/a, /b, /a]}"), `inventory.files: "/a" is there twice`},
+		"a file twice":                        {with("inventory: {files: [/a, /b, /a]}"), `inventory.files: "/a" is listed twice`},
 		"a ConfigMap's key twice":             {with("inventory: {configMaps: [{name: a, key: b}, {name: a, key: b}]}"), "inventory.configMaps: key"},
 		"a relative file of several":          {with("inventory: {files: [/a, b]}"), `inventory.files: "b"`},
 		"a ConfigMap of several without key":  {with("inventory: {configMaps: [{name: a, key: b}, {name: a}]}"), "inventory.configMaps.key"},
@@ -287,7 +287,7 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-// Decisions are recorded where the configuration says, and for the cluster that they are about.
+// Decision records go to the configured file, and name the cluster.
 func TestDecisionLog(t *testing.T) {
 	settings, err := newSettings(with())
 	if err != nil {
@@ -321,7 +321,7 @@ func TestDecisionLog(t *testing.T) {
 	}
 }
 
-// Each part comes out as what the controller is made of.
+// Each part of the configuration becomes a part of the controller.
 func TestSettingsMakeAController(t *testing.T) {
 	settings, err := newSettings(with("audit: true", "namespace: other"))
 	if err != nil {
@@ -368,8 +368,8 @@ func TestSettingsMakeAController(t *testing.T) {
 	}
 }
 
-// Only trustAnyTPM has the controller accept an endorsement key on first use that nothing vouches
-// for.
+// The controller accepts an endorsement key on first use without another authority only with
+// trustAnyTPM.
 func TestSoftwareTPMIsNotTrustedByDefault(t *testing.T) {
 	roots := "tpm: {rootsFile: " + writeCA(t) + ", pcrs: {bank: sha256, indexes: [7]}}"
 	list := "tpm: {allowedEKs: [" + strings.Repeat("ab", 32) + "], pcrs: {bank: sha256, indexes: [7]}}"
@@ -393,7 +393,7 @@ func TestSoftwareTPMIsNotTrustedByDefault(t *testing.T) {
 	}
 }
 
-// Each workload cluster has rules of its own; what is common stays as it is.
+// Each workload cluster has its own rules. Common settings are the same for all.
 func TestWorkloadClusters(t *testing.T) {
 	all, err := newSettings(withClusterAPI("ekSources: [Annotation], servingAddresses: [InternalIP]", serving))
 	if err != nil {
@@ -482,7 +482,7 @@ func TestConfigurationIsDocumented(t *testing.T) {
 	}
 }
 
-// The examples are good ones.
+// The examples are valid.
 func TestConfigurationExamplesAreAccepted(t *testing.T) {
 	examples := strings.Split(string(mustRead(t, "../../../docs/controller-configuration.md")), "```yaml\n")[1:]
 	if len(examples) != 2 {

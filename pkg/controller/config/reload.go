@@ -35,7 +35,7 @@ type Reloader struct {
 func (s *Settings) NewReloader(path string, log logr.Logger) *Reloader {
 	return &Reloader{settings: s, log: log, File: &lastgood.File[Config]{
 		Name: "configuration file", Path: path, MaxSize: maxConfigSize,
-		Rejudge: true, // a file that it names may be missing for a moment
+		Reparse: true, // a file that it names may be missing for a moment
 		Parse: func(data []byte) (Config, error) {
 			c, err := Parse(data)
 			if err == nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/go-logr/logr/funcr"
 )
 
-// unattestedNodes of a file that changes are in force at once. Nothing else is, and the log says so
-// once. While the file is invalid, the last valid names stay.
+// After a change of the file, unattestedNodes apply at once. Other fields do not, and the log says
+// so once. While the file is invalid, the last valid names apply.
 func TestReload(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	write := func(content string) {

@@ -105,11 +105,11 @@ func (s *Settings) checkSigning() error {
 		case secret && len(validation.IsDNS1123Subdomain(g.SecretName)) > 0:
 			return fmt.Errorf("signing.secretName: %.64q is not an object's name", g.SecretName)
 		case secret && g.SecretName == s.config.ChallengeKeySecret:
-			return errors.New("signing.secretName: is the Secret of the challenge keys")
+			return errors.New("signing.secretName: must differ from challengeKeySecret")
 		}
 		for _, signer := range s.config.Signers {
 			if strings.HasPrefix(signer.Name, "kubernetes.io/") {
-				return fmt.Errorf("signers: %.128q is kube-controller-manager's to sign, with signing.mode ApproveOnly here", signer.Name)
+				return fmt.Errorf("signers: kube-controller-manager signs for %.128q: set signing.mode to ApproveOnly", signer.Name)
 			}
 		}
 	case ApproveOnly:
@@ -153,7 +153,7 @@ func (s *Settings) checkInventory() error {
 	switch {
 	case s.config.ClusterAPI != nil && !slices.Contains(s.config.ClusterAPI.EKSources, verifier.EKInventory):
 		if len(forms) > 0 {
-			return errors.New("inventory: is not asked, unless it is one of clusterAPI.ekSources")
+			return errors.New("inventory: is not used: add Inventory to clusterAPI.ekSources")
 		}
 		return nil
 	case s.config.ClusterAPI != nil && (i.ConfigMap != nil || i.ConfigMaps != nil):
@@ -172,7 +172,7 @@ func (s *Settings) checkInventory() error {
 		case !filepath.IsAbs(path):
 			return fmt.Errorf("inventory.%s: %.128q must be an absolute path", forms[0], path)
 		case slices.Contains(i.Paths()[:n], path):
-			return fmt.Errorf("inventory.%s: %.128q is there twice", forms[0], path)
+			return fmt.Errorf("inventory.%s: %.128q is listed twice", forms[0], path)
 		}
 	}
 	for n, entry := range i.Entries() {
@@ -182,7 +182,7 @@ func (s *Settings) checkInventory() error {
 		case len(validation.IsConfigMapKey(entry.Key)) > 0:
 			return fmt.Errorf("inventory.%s.key: %.64q is no key of a ConfigMap", forms[0], entry.Key)
 		case slices.Contains(i.Entries()[:n], entry):
-			return fmt.Errorf("inventory.%s: key %.64q of %.64q is there twice", forms[0], entry.Key, entry.Name)
+			return fmt.Errorf("inventory.%s: key %.64q of %.64q is listed twice", forms[0], entry.Key, entry.Name)
 		}
 	}
 	return nil
@@ -305,7 +305,7 @@ const maxCAs = 4 << 20
 func (s *Settings) makeTPM() error {
 	t := s.config.TPM
 	if t == nil {
-		return errors.New("tpm: must be set: there is no policy for evidence that would suit everybody")
+		return errors.New("tpm: must be set: there is no default policy for evidence")
 	}
 	s.tpm = tpm.Config{
 		NamedEKs: true, EventLog: t.EventLog, EventLogPCRs: t.EventLogPCRs, ClusterUID: s.config.ClusterUID, ChallengeLifetime: t.ChallengeLifetime.Duration,
@@ -472,9 +472,9 @@ func (s *Settings) namespaced(name string) types.NamespacedName {
 }
 
 // OpenDecisionLog opens the decision log of this configuration, for the controllers of this
-// process. The result is nil if the records go to the process log. The caller closes the Log after
-// the controllers have stopped. Call it before Controller and Assemble.
-func (s *Settings) OpenDecisionLog(process decisionlog.Controller, log logr.Logger, metrics *telemetry.RecordMetrics) *decisionlog.Log {
+// process. The result is nil if the decision records go to the process log. The caller closes the
+// Log after the controllers have stopped. Call it before Controller and Assemble.
+func (s *Settings) OpenDecisionLog(process decisionlog.Controller, log logr.Logger, metrics *telemetry.DecisionLogMetrics) *decisionlog.Log {
 	c := s.config.DecisionLog
 	s.decisions = decisionlog.Config{Archive: c.Archive, Controller: process}
 	if c.File != "" {

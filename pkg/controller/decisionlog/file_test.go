@@ -19,7 +19,7 @@ import (
 )
 
 // registered returns the counters, and a function that reads them.
-func registered(t *testing.T) (*telemetry.RecordMetrics, func(*testing.T) map[string]float64) {
+func registered(t *testing.T) (*telemetry.DecisionLogMetrics, func(*testing.T) map[string]float64) {
 	t.Helper()
 	m, err := recordMetrics()
 	if err != nil {
@@ -88,7 +88,7 @@ func TestFileIsRotated(t *testing.T) {
 	}
 }
 
-// A process was killed in the middle of a line: the next line is whole.
+// After a process was killed in the middle of a line, the next line is complete.
 func TestFileEndsWithinALine(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "decisions.jsonl")
 	if err := os.WriteFile(path, []byte(`{"line":0`), 0o600); err != nil {
@@ -104,8 +104,7 @@ func TestFileEndsWithinALine(t *testing.T) {
 	}
 }
 
-// A full device takes nothing, and a file without a directory is no file. Both are errors each
-// time.
+// A write to a full device, or to a path without a directory, is an error each time.
 func TestFileCannotBeWritten(t *testing.T) {
 	for _, path := range []string{"/dev/full", filepath.Join(t.TempDir(), "missing", "decisions.jsonl")} {
 		f := NewFile(path)
@@ -120,7 +119,7 @@ func TestFileCannotBeWritten(t *testing.T) {
 	}
 }
 
-// childOfTest tells this test's own child, which runs under a limit, that it is that child.
+// childOfTest is set for the child process of this test, which runs under a limit.
 const childOfTest = "DECISIONLOG_CHILD"
 
 // The disk is full within a line. The lines before are complete, and the torn one is written again

@@ -42,24 +42,24 @@ type Sink interface {
 	Close() error
 }
 
-// Config configures how a controller records its decisions.
+// Config configures the decision records of a controller.
 type Config struct {
-	// Log gets the records. If it is nil, each record is in the process log, in the line about its
-	// decision.
+	// Log gets the decision records. If it is nil, each is in the process log, in the line
+	// about its decision.
 	Log *Log
-	// Archive adds the requests to each record.
+	// Archive adds the requests to each decision record.
 	Archive bool
-	// Controller and Cluster are in each record.
+	// Controller and Cluster are in each decision record.
 	Controller Controller
 	Cluster    Cluster
 }
 
-// Log passes records to a sink, by a queue and a goroutine of its own. So a slow sink delays no
-// decision.
+// Log passes decision records to a sink, by a queue and a goroutine of its own. So a slow sink
+// delays no decision.
 type Log struct {
 	sink    Sink
 	log     logr.Logger
-	metrics *telemetry.RecordMetrics
+	metrics *telemetry.DecisionLogMetrics
 	// wake has a token if a line was added. closing is closed after the last line was added, and
 	// ended after the sink was closed.
 	wake, closing, ended chan struct{}
@@ -74,7 +74,7 @@ type Log struct {
 }
 
 // New returns a Log that runs until Close. metrics may be nil.
-func New(log logr.Logger, metrics *telemetry.RecordMetrics, sink Sink) *Log {
+func New(log logr.Logger, metrics *telemetry.DecisionLogMetrics, sink Sink) *Log {
 	ctx, abort := context.WithCancel(context.Background())
 	l := &Log{
 		sink: sink, log: log.WithValues("sink", sink.Name()), metrics: metrics, abort: abort,
@@ -85,7 +85,7 @@ func New(log logr.Logger, metrics *telemetry.RecordMetrics, sink Sink) *Log {
 	return l
 }
 
-// Add queues a record. It never blocks.
+// Add queues a decision record. It never blocks.
 func (l *Log) Add(record *Record) { l.add(record, record.Outcome == Denied) }
 
 // AddRevocation queues a revocation. It never blocks.
@@ -95,7 +95,7 @@ func (l *Log) AddRevocation(revocation *Revocation) { l.add(revocation, false) }
 func (l *Log) add(document any, denied bool) {
 	line, err := json.Marshal(document)
 	if err != nil { // not reached: strings, numbers and requests of the API server always marshal
-		l.lose(1, err)
+		l.countLost(1, err)
 		return
 	}
 	line = append([]byte(text.Escape(string(line))), '\n')
@@ -110,7 +110,7 @@ func (l *Log) add(document any, denied bool) {
 	}
 	l.mu.Unlock()
 	if full {
-		l.lose(1, errFull)
+		l.countLost(1, errFull)
 		return
 	}
 	select {
@@ -141,8 +141,8 @@ func (l *Log) Close() {
 	}
 }
 
-// lose counts lost lines, and logs the first of them.
-func (l *Log) lose(n int, cause error) {
+// countLost counts lost lines, and logs the first of them.
+func (l *Log) countLost(n int, cause error) {
 	l.mu.Lock()
 	first := l.lost == 0
 	l.lost += n
@@ -183,7 +183,7 @@ func (l *Log) run(ctx context.Context) {
 		left := len(l.lines)
 		l.mu.Unlock()
 		if left > 0 {
-			l.lose(left, errors.New("the controller ends"))
+			l.countLost(left, errors.New("the controller ends"))
 		}
 		if err := l.sink.Close(); err != nil {
 			l.log.Error(err, "decision records: close")

@@ -18,7 +18,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 )
 
-// sink is a Sink of functions, which remembers what it took.
+// sink is a Sink made of functions. It remembers the lines that it accepted.
 type sink struct {
 	name  string
 	write func(ctx context.Context, lines [][]byte) (int, error)
@@ -129,7 +129,7 @@ func TestSlowSink(t *testing.T) {
 	})
 }
 
-// Long lines are bounded by their bytes.
+// The queue is also bounded in bytes.
 func TestQueueIsBoundedInBytes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
@@ -315,4 +315,4 @@ func TestAddFromManyGoroutines(t *testing.T) {
 	}
 }
 
-var recordMetrics = sync.OnceValues(telemetry.NewRecordMetrics)
+var recordMetrics = sync.OnceValues(telemetry.NewDecisionLogMetrics)

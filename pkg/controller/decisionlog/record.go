@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package decisionlog keeps a record of each final decision on a CertificateSigningRequest.
-// Kubernetes deletes requests after an hour. The record proves later which evidence admitted a
-// node. The log also has a Revocation for each machine that an operator revoked, suspended or
-// resumed.
+// Package decisionlog writes a decision record for each final decision on a
+// CertificateSigningRequest. Kubernetes deletes requests after an hour. The decision record proves
+// later which evidence admitted a node. The log also has a Revocation for each machine that an
+// operator revoked, suspended or resumed.
 //
-// A Log passes records to a sink: a file. It never delays a decision: records that the sink cannot
-// accept are dropped and counted.
+// A Log passes decision records to a sink: a file. It never delays a decision: decision records
+// that the sink cannot accept are dropped and counted. The record of a node, the NodeAttestation,
+// is in package records.
 //
 // docs/records.md describes each field of both. docs/decision-record.schema.json and
 // docs/revocation-record.schema.json are their JSON Schemas. All are generated from record.go and
@@ -56,7 +57,7 @@ func DigestOf(data []byte) Digest {
 	return Digest(hex.EncodeToString(sum[:]))
 }
 
-// Record is one final decision: one line of JSON.
+// Record is the decision record of one final decision: one line of JSON.
 type Record struct {
 	// APIVersion is decision.attestation.cluster.x-k8s.io/v1alpha1.
 	APIVersion string `json:"apiVersion"`
@@ -69,7 +70,7 @@ type Record struct {
 	Time Time `json:"time"`
 	// Audit says that the controller only audits: it would have decided so, and wrote nothing.
 	Audit bool `json:"audit,omitempty"`
-	// Recovered says that the record was made after the decision, from the NodeAttestation: another
+	// Recovered says that this line was made after the decision, from the NodeAttestation: another
 	// signer issued, or the controller ended between publishing and recording.
 	Recovered bool `json:"recovered,omitempty"`
 	// Outcome is the decision on the request.
@@ -275,7 +276,8 @@ func (t Time) MarshalJSON() ([]byte, error) {
 // IsZero reports whether there is no time. It makes omitzero work.
 func (t Time) IsZero() bool { return t.Time.IsZero() }
 
-// Parse decodes one record strictly: an unknown, doubled or differently-cased field is an error.
+// Parse decodes one decision record strictly: an unknown, doubled or differently-cased field is an
+// error.
 func Parse(line []byte) (*Record, error) {
 	record := &Record{}
 	if err := decode(line, record); err != nil {

@@ -5,13 +5,13 @@ package decisionlog
 // KindRevocation is the kind of a Revocation. It is in the same version as a Record.
 const KindRevocation = "Revocation"
 
-// Action is what an operator had done to a machine.
+// Action is an operator's action on a machine.
 type Action string
 
 // The actions.
 const (
-	// Revoked: API servers refuse writes with certificates of the machine. It may attest for
-	// another one.
+	// Revoked: API servers refuse writes with certificates of the machine. The machine may
+	// attest to get another certificate.
 	Revoked Action = "Revoked"
 	// Suspended: the machine gets no certificate, and API servers refuse its writes.
 	Suspended Action = "Suspended"
@@ -19,8 +19,8 @@ const (
 	Resumed Action = "Resumed"
 )
 
-// Revocation is what an operator had done to one machine that has a NodeAttestation: one line of
-// JSON among the decisions.
+// Revocation is an operator's action on one machine that has a NodeAttestation: one line of JSON
+// among the decisions.
 type Revocation struct {
 	// APIVersion is decision.attestation.cluster.x-k8s.io/v1alpha1.
 	APIVersion string `json:"apiVersion"`
@@ -63,7 +63,7 @@ type RevokedCertificate struct {
 	NotAfter Time `json:"notAfter"`
 }
 
-// ParseRevocation decodes one revocation as strictly as Parse does a record.
+// ParseRevocation decodes one revocation as strictly as Parse does a decision record.
 func ParseRevocation(line []byte) (*Revocation, error) {
 	revocation := &Revocation{}
 	if err := decode(line, revocation); err != nil {

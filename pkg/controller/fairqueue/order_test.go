@@ -150,7 +150,7 @@ func TestAttestedMachineIsNextBesideAFlood(t *testing.T) {
 
 // Requests of one AK share turns, also if they claim different things, and leave every other turn
 // to the rest.
-func TestAttestedRequestsShareTurns(t *testing.T) {
+func TestAttestedRequestsAlternate(t *testing.T) {
 	s := newSimulation(t, free)
 	for i := range 4 {
 		f := node("a")
@@ -369,7 +369,7 @@ func TestNodesRenewBesideAFloodedToken(t *testing.T) {
 }
 
 // Requests that cost a glance and those that are limited have turns beside each other.
-func TestUnlimitedAndLimitedInTurn(t *testing.T) {
+func TestUnlimitedAndLimitedAlternate(t *testing.T) {
 	s := newSimulation(t, free)
 	for i := range flood {
 		s.Push(requestOf(fmt.Sprint("unknown-", i)))
@@ -402,7 +402,7 @@ func TestUnlimitedAndLimitedInTurn(t *testing.T) {
 }
 
 // The same where no limit holds anything back.
-func TestLanesInTurn(t *testing.T) {
+func TestLanesAlternate(t *testing.T) {
 	s := newSimulation(t, free)
 	for i := range 3 {
 		s.add(fmt.Sprint("limited-", i), token(fmt.Sprint(i)))
@@ -606,7 +606,7 @@ func TestClaimsAreListedLater(t *testing.T) {
 
 // A flood with one machine's EK or node name, and different other claims, shares the turns of that
 // machine. It takes none from another machine.
-func TestListedPartsShareTurns(t *testing.T) {
+func TestListedPartsAlternate(t *testing.T) {
 	for name, c := range map[string]struct {
 		listed func(Claim) bool
 		junk   func(i int) Claim

@@ -15,9 +15,9 @@ type Rate struct {
 
 // Rates are rule R1. A request over a rate waits. It is never denied for that.
 type Rates struct {
-	// Requester and Cluster bound how often evidence is judged, for each requester and for all
+	// Requester and Cluster bound how often evidence is verified, for each requester and for all
 	// together. They cannot be per machine, since the machine is not known before evidence is
-	// judged. A waiting request counts at each retry.
+	// verified. A waiting request counts at each retry.
 	Requester, Cluster Rate
 	// Machine bounds the certificates of a machine, once it is attested.
 	Machine Rate

@@ -16,9 +16,10 @@ import (
 //
 // If a request must wait, the controller calls Remember and requeues the request after the returned
 // time. MarkReported says whether to report the decision, and Published whether to write the reason
-// into the request. After judging the evidence again, the controller calls Keep. When the machines
-// have changed, it adds the names of Wake to the queue, and calls Queue.Reclassify. When a request
-// is decided or gone, it calls Forget. A waiting request costs nothing until it is requeued.
+// into the request. After verifying the evidence again, the controller calls Keep. When the
+// machines have changed, it adds the names of Wake to the queue, and calls Queue.Reclassify. When a
+// request is decided or gone, it calls Forget. A waiting request costs nothing until it is
+// requeued.
 //
 // A request that was woken is also requeued at its former time, since client-go's delaying queue
 // cannot cancel that.
@@ -44,9 +45,9 @@ type retry[M any] struct {
 	hasReported bool
 	// published is the reason that was last written into the request. Reasons are constants.
 	published string
-	// memo was made at the time judged. judged is zero if there is no memo.
-	memo   M
-	judged time.Time
+	// memo was made at the time verified. verified is zero if there is no memo.
+	memo     M
+	verified time.Time
 }
 
 // NewRetries returns a Retries without requests.
@@ -133,30 +134,30 @@ func (r *Retries[M]) SetPublished(name string, uid types.UID, reason string) {
 	}
 }
 
-// maxJudged bounds the age of a memo. Judging evidence costs most, and many requests may wait.
-const maxJudged = time.Minute
+// maxMemoAge bounds the age of a memo. To verify evidence costs most, and many requests may wait.
+const maxMemoAge = time.Minute
 
-// Memo returns the memo that Keep got, if its evidence was judged less than maxJudged ago.
+// Memo returns the memo that Keep got, if its evidence was verified less than maxMemoAge ago.
 func (r *Retries[M]) Memo(name string, uid types.UID, now time.Time) (memo M, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	known := r.known(name, uid)
-	if known == nil || known.judged.IsZero() {
+	if known == nil || known.verified.IsZero() {
 		return memo, false
 	}
-	if age := now.Sub(known.judged); age < 0 || age >= maxJudged {
+	if age := now.Sub(known.verified); age < 0 || age >= maxMemoAge {
 		return memo, false
 	}
 	return known.memo, true
 }
 
-// Keep keeps a memo of evidence that was judged at the time judged, if the request waits. Do not
-// keep a memo from Memo under a later time: it would never expire.
-func (r *Retries[M]) Keep(name string, uid types.UID, memo M, judged time.Time) {
+// Keep keeps a memo of evidence that was verified at the time verified, if the request waits. Do
+// not keep a memo from Memo under a later time: it would never expire.
+func (r *Retries[M]) Keep(name string, uid types.UID, memo M, verified time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if known := r.known(name, uid); known != nil {
-		known.memo, known.judged = memo, judged
+		known.memo, known.verified = memo, verified
 	}
 }
 

@@ -106,7 +106,7 @@ func TestMemo(t *testing.T) {
 		after time.Duration
 		want  string
 	}{
-		"at once": {"1", 0, "memo"}, "later": {"1", maxJudged - 1, "memo"}, "too late": {"1", maxJudged, ""},
+		"at once": {"1", 0, "memo"}, "later": {"1", maxMemoAge - 1, "memo"}, "too late": {"1", maxMemoAge, ""},
 		"another": {"2", 0, ""}, "the clock was put back": {"1", -1, ""},
 	} {
 		r.Remember(Waiting{Name: "a", UID: "1"}, noon.Add(c.after))

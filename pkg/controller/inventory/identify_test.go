@@ -119,8 +119,8 @@ func TestIdentifyIsAnEntry(t *testing.T) {
 	}
 }
 
-// The entry for a list has the fingerprints and nothing else that a list needs not have. It says
-// the same as the whole.
+// The entry for a list has the fingerprints and no optional fields. It means the same as the full
+// output.
 func TestIdentifyPrintsAnEntry(t *testing.T) {
 	t.Parallel()
 	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256", "rsa-2048"}})
@@ -159,8 +159,8 @@ func reorder(t *testing.T, printed string) string {
 
 func indent(s string) string { return strings.TrimSuffix(strings.ReplaceAll(s, "\n", "\n  "), "  ") }
 
-// Each field that identify can print is known here. A new one makes this fail: then the decoder has
-// to learn it, and controllers have to be updated before the plugins.
+// This test knows each field that identify can print, and fails for a new one. Then the decoder
+// must accept the field, and controllers must be upgraded before the plugins.
 func TestEveryFieldOfIdentifyIsKnown(t *testing.T) {
 	t.Parallel()
 	device := &tpm.Identity{EKs: []tpm.EKIdentity{{Certificate: &tpm.CertificateIdentity{}}}}
@@ -188,7 +188,7 @@ func TestEveryFieldOfIdentifyIsKnown(t *testing.T) {
 	identity.NodeName, identity.Provider = "one", "tpm"
 	ek := &device.EKs[0]
 	ek.Fingerprint, ek.Certificate.Fingerprint = print('1'), print('2')
-	// Texts of a TPM's maker that YAML could take for something else.
+	// A manufacturer's texts that YAML could read as another type.
 	for _, said := range []string{
 		"x", "1", "0x1f", "0o17", "0b1", "1e3", "1_000", "1:30", "yes", "null", "~", "<<", "=", "!!int 5", "*x", "&x", "2026-11-03T12:00:00Z", "", " x ",
 		"---", "device: x", "{", "a: b", "# x", "<&>", "\u2028", "\"", "'", "\\", "Ü", "\U0001f600", ".nan", "- x", "|", ">", "%", "@", "`", "\ttab", "x\n---\ndevice: y\n", "x\ndevice:\n",

@@ -20,7 +20,7 @@ func partOf(t testing.TB, name string, entries ...string) *Part {
 	return part
 }
 
-// A contradiction concerns the machines in it, in one part or in two, and no other.
+// A contradiction, in one part or in two, affects only the machines in it.
 func TestConflicts(t *testing.T) {
 	t.Parallel()
 	one, bystander := machine('1', ""), machine('9', "  providerID: x://9\n  addresses: [nine.example.com, 192.0.2.9]\n")
@@ -79,8 +79,8 @@ func TestConflicts(t *testing.T) {
 	}
 }
 
-// Of a machine that is listed differently, only what all entries agree on is left, and the EKs of
-// all.
+// A machine that is listed with different values keeps only the values that all entries agree on,
+// and the EKs of all entries.
 func TestListedDifferently(t *testing.T) {
 	t.Parallel()
 	entry := func(nodeName, providerID, token, addresses string, ek rune) string {
@@ -103,7 +103,7 @@ func TestListedDifferently(t *testing.T) {
 	}
 }
 
-// Entries that say the same count once, however they are written.
+// Equal entries count once, whatever their syntax.
 func TestDuplicates(t *testing.T) {
 	t.Parallel()
 	first := partOf(t, "a", "- {nodeName: m, addresses: [b, c, 192.0.2.1], eks: [{fingerprint: "+print('1')+"}, {fingerprint: "+print('2')+"}]}\n")
@@ -127,7 +127,7 @@ func TestDuplicates(t *testing.T) {
 	}
 }
 
-// All that is wrong with a part is reported, not only the first.
+// All problems of a part are reported, not only the first.
 func TestProblems(t *testing.T) {
 	t.Parallel()
 	data := head + "- nodeName: A\n  eks: [{fingerprint: x}]\n" + machine('1', "") + "- {nodeName: b, rack: 1}\n- {nodeName: c}\n" +

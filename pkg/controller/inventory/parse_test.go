@@ -20,10 +20,10 @@ import (
 // head begins a list.
 const head = "apiVersion: " + APIVersion + "\nkind: " + Kind + "\nmachines:\n"
 
-// print returns a fingerprint.
+// print returns a fingerprint of this digit.
 func print(digit rune) string { return strings.Repeat(string(digit), fingerprintSize) }
 
-// machine is a good entry of a list: the name is the digit's.
+// machine returns a valid entry of a list, whose values come from the digit.
 func machine(digit rune, more string) string {
 	return fmt.Sprintf("- nodeName: node-%c\n  eks:\n  - fingerprint: %q\n%s", digit, print(digit), more)
 }
@@ -89,7 +89,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// What is returned is the caller's: changing it changes no inventory.
+// The results are copies: a change of them does not change the inventory.
 func TestInventoryDoesNotChange(t *testing.T) {
 	t.Parallel()
 	inventory, err := Parse([]byte(head + machine('1', "  addresses: [a.example.com, 192.0.2.1]\n")))
@@ -284,7 +284,7 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-// A mistake in a late part is shown with its line in the whole.
+// An error in a later document has the line number of the whole file.
 func TestSyntaxErrorsHaveTheRightLine(t *testing.T) {
 	t.Parallel()
 	good := func(digit rune) string {
@@ -297,7 +297,7 @@ func TestSyntaxErrorsHaveTheRightLine(t *testing.T) {
 	}
 }
 
-// A small file must not become a large one.
+// A small file must not expand to a large one.
 func TestParseIsBounded(t *testing.T) {
 	t.Parallel()
 	var laughs strings.Builder
@@ -330,7 +330,7 @@ func TestParseIsBounded(t *testing.T) {
 	}
 }
 
-// The example in the documentation is one.
+// The example in the documentation is valid.
 func TestDocumentation(t *testing.T) {
 	t.Parallel()
 	document, err := os.ReadFile("../../../docs/inventory.md")
@@ -490,7 +490,7 @@ func TestParseOfAFleet(t *testing.T) {
 	}
 }
 
-// Ten thousand machines fit, and do not keep the controller from its work for long.
+// Ten thousand machines fit, and are parsed in a short time.
 func BenchmarkParse(b *testing.B) {
 	data := large(10_000)
 	if len(data) > MaxSize {

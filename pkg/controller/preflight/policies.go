@@ -423,7 +423,7 @@ func (c *PolicyCheck) user(ctx context.Context) (string, error) {
 	if c.self == "" {
 		review := &authenticationv1.SelfSubjectReview{}
 		if err := c.Client.Create(ctx, review); err != nil {
-			return "", fmt.Errorf("which user the controller is: %w", err)
+			return "", fmt.Errorf("user name of the controller: %w", err)
 		}
 		c.self = review.Status.UserInfo.Username
 	}

@@ -61,7 +61,8 @@ func TestReleasePolicies(t *testing.T) {
 	}
 }
 
-// Each change that has a policy refuse less is a problem, and what an overlay may do is none.
+// Each change that makes a policy refuse less is a problem. Changes that an overlay may make are
+// not.
 func TestPoliciesAreCompared(t *testing.T) {
 	const name = "node-attestation-approval"
 	policy := func(change func(*admissionv1.ValidatingAdmissionPolicySpec)) func(*policySet) {
@@ -143,15 +144,15 @@ func TestPoliciesAreCompared(t *testing.T) {
 			t.Errorf("%s: %v", title, problems)
 		}
 	}
-	// All of the configured controllers have to be named.
+	// The policies must name all configured controllers.
 	want := release(t, PoliciesAlone)
 	if problems := want.compare(want.policies, want.bindings, []string{shippedController, "another"}); len(problems) != len(want.policies) {
 		t.Errorf("one of two controllers is not named: %v", problems)
 	}
 }
 
-// The policies of revocation are compared while it is on. Their content is what the controller last
-// rendered, where it has rendered something.
+// The policies of revocation are compared while revocation is enabled. They must equal what the
+// controller last rendered, if it has rendered them.
 func TestRevocationPoliciesAreCompared(t *testing.T) {
 	const name, guard = "node-attestation-revoked-03", "node-attestation-revocation-slices"
 	type change func(*policySet)
@@ -225,7 +226,7 @@ func TestRevocationPoliciesAreCompared(t *testing.T) {
 			t.Errorf("%s: its content is kept: %v", title, ours)
 		}
 	}
-	// Each flavour has those of its objects.
+	// Each flavour has the policies for its objects.
 	for scope, want := range map[PolicyScope][2]int{PoliciesAlone: {12, 12}, PoliciesWorkload: {11, 11}, PoliciesManagement: {1, 1}} {
 		if set, err := revocationReleases[scope](); err != nil || len(set.policies) != want[0] || len(set.bindings) != want[1] {
 			t.Errorf("scope %d: %v", scope, err)
@@ -308,7 +309,7 @@ func TestLiterals(t *testing.T) {
 	}
 }
 
-// More entries are for lists of which that is known to do no harm, or to be the operator's to say.
+// Additional entries are allowed in these lists: they are harmless, or the operator's decision.
 func TestListsThatMayHaveMore(t *testing.T) {
 	for name, more := range map[string]bool{"signers": true, "bootstrappers": true, "movers": true, "exempt": false, "controllers": false} {
 		if detail := listDifference(name, []string{"a"}, "['a']", []string{"a"}); detail != "" {

@@ -329,19 +329,19 @@ func enforcing(secret *corev1.Secret) bool {
 	return err == nil
 }
 
-// remember records in the Secret that enforcement has started. The store makes the Secret and its
+// remember notes in the Secret that enforcement has started. The store makes the Secret and its
 // keys first, so that this writes only the annotation. Of two replicas that write at once, the
 // later one gets a conflict and checks everything again.
 func (p *Preflight) remember(ctx context.Context) error {
-	made := p.Keys.Refresh(ctx)
+	refreshErr := p.Keys.Refresh(ctx)
 	secret, err := p.secret(ctx)
 	switch {
 	case err != nil:
 		return err
-	case secret == nil && made == nil:
-		return fmt.Errorf("secret %s: somebody deleted it", p.Keys.SecretName())
+	case secret == nil && refreshErr == nil:
+		return fmt.Errorf("secret %s: it was deleted meanwhile", p.Keys.SecretName())
 	case secret == nil:
-		return p.failed("no place to remember it", made)
+		return p.failed("cannot store that enforcement has started", refreshErr)
 	case enforcing(secret):
 		return nil // another replica has started enforcement
 	}

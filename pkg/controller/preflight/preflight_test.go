@@ -29,7 +29,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 )
 
-// clusterAPI is an API server with Nodes, records, and no place for a Secret but in memory.
+// clusterAPI is a fake API server with Nodes, records and one Secret.
 type clusterAPI struct {
 	client.Client
 	nodes   []string
@@ -153,7 +153,7 @@ func TestPreflight(t *testing.T) {
 						t.Errorf("does not say %q: %v, %s", says, err, refused.Hint)
 					}
 				}
-				// In audit mode it is a warning.
+				// In audit mode the same problem is a warning.
 				var warned strings.Builder
 				preflight := newPreflight(&c.api, c.listed...)
 				preflight.Audit, preflight.Log = true, funcr.New(func(_, args string) { warned.WriteString(args) }, funcr.Options{})
@@ -165,7 +165,7 @@ func TestPreflight(t *testing.T) {
 	}
 }
 
-// An API server that does not answer is no refusal, and is not waited for for ever.
+// An API server that does not answer is no refusal. The wait for it is bounded.
 func TestPreflightGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := &clusterAPI{failSecret: errors.New("connection refused"), fails: -1}
@@ -182,12 +182,12 @@ func TestPreflightGivesUp(t *testing.T) {
 	})
 }
 
-// Once passed, everything that appears or cannot be read is a warning, until a start in audit mode.
+// After the start of enforcement, problems are only warnings, until a start in audit mode.
 func TestPreflightRemembers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const other = "example.com/other"
 		api := &clusterAPI{nodes: []string{"a"}, records: []v1alpha1.NodeAttestation{recordFor("c", "a")}, secret: &corev1.Secret{}}
-		// not a time: somebody else's
+		// not a time, so written by another program
 		api.secret.Annotations = map[string]string{AnnotationEnforcingSince: "yes", other: "x"}
 		open := func(audit bool) error {
 			t.Helper()
@@ -219,7 +219,7 @@ func TestPreflightRemembers(t *testing.T) {
 			t.Errorf("%v, %v", err, api.secret)
 		}
 		if err := open(false); err == nil {
-			t.Error("after an audit it was not judged again")
+			t.Error("after an audit it was not checked again")
 		}
 		if fmt.Sprint(api.secret.Data) != fmt.Sprint(data) {
 			t.Error("the keys are others")
@@ -241,7 +241,7 @@ func TestPreflightNamesTheFirst(t *testing.T) {
 	}
 }
 
-// rounds has other Nodes each time.
+// rounds returns other Nodes at each call.
 type rounds struct {
 	clusterAPI
 	nodes [][]string
@@ -254,7 +254,7 @@ func (r *rounds) List(ctx context.Context, into client.ObjectList, options ...cl
 	return r.clusterAPI.List(ctx, into, options...)
 }
 
-// The Nodes are looked at again, and said when they are others.
+// The Nodes are checked again, and logged when they have changed.
 func TestPreflightKeepsLooking(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := &rounds{nodes: [][]string{{"a"}, {"a"}, {"a", "b"}, {"a", "b"}, nil, nil}}

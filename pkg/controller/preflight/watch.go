@@ -237,7 +237,7 @@ func (w *PolicyWatch) Start(ctx context.Context) error {
 		case <-w.hints:
 		case <-ticker.C:
 		}
-		v := w.judge(ctx, began)
+		v := w.assess(ctx, began)
 		if v.Reason == "" {
 			first.Reset(policiesSettle)
 			continue
@@ -256,8 +256,8 @@ func (w *PolicyWatch) Start(ctx context.Context) error {
 	}
 }
 
-// judge returns the state of the policies. Its reason is "" until the first lists have arrived.
-func (w *PolicyWatch) judge(ctx context.Context, began time.Time) verdict {
+// assess returns the state of the policies. Its reason is "" until the first lists have arrived.
+func (w *PolicyWatch) assess(ctx context.Context, began time.Time) verdict {
 	unknown := func(message string) verdict {
 		w.since = time.Time{}
 		return verdict{telemetry.Verdict{Status: corev1.ConditionUnknown, Reason: ReasonPoliciesUnwatched, Message: message}, nil}

@@ -24,7 +24,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// A machine that asks often must not fill its record until the CRD refuses it.
+// Frequent requests of a machine must not fill its record beyond the limit of the CRD.
 func TestRecordKeepsTheNewestCertificates(t *testing.T) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -75,7 +75,7 @@ func requestNamed(name, uid string) *certificatesv1.CertificateSigningRequest {
 	return &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(uid)}}
 }
 
-// What the rules granted is what they get back from the record.
+// The rules get their grant back from the record.
 func TestGrantIsReadBack(t *testing.T) {
 	now := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 	grants := map[string]verifier.Record{
@@ -134,8 +134,8 @@ func TestGrantAddsRecoveredCertificate(t *testing.T) {
 	}
 }
 
-// A grant drops certificates that the rules dropped. It keeps those of a former EK until they end,
-// which vouch for nothing.
+// A grant drops certificates that the rules dropped. It keeps those of a former EK until they
+// expire, although they vouch for nothing.
 func TestGrantKeepsCertificates(t *testing.T) {
 	now := time.Now()
 	object := &v1alpha1.NodeAttestation{}
@@ -183,7 +183,7 @@ func TestGrantKeepsCertificates(t *testing.T) {
 	}
 }
 
-// What is no certificate is not recorded.
+// Bytes that are not a certificate are not stored in the record.
 func TestAddNoCertificate(t *testing.T) {
 	record := &v1alpha1.NodeAttestation{}
 	if _, err := AddCertificate(record, requestNamed("r", "r"), []byte("-----"), 0, time.Now()); err == nil || len(record.Status.Certificates) > 0 {

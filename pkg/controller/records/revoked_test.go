@@ -13,7 +13,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 )
 
-// A record says what was applied to its machine, and when that is over.
+// A record's conditions say what was applied to its machine, and whether it still applies.
 func TestConditionsOfRevocation(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 11, 24, 12, 0, 0, 0, time.UTC)
@@ -66,7 +66,7 @@ func TestConditionsOfRevocation(t *testing.T) {
 	check(v1alpha1.ConditionSuspended, metav1.ConditionFalse, v1alpha1.ReasonResumed, "")
 }
 
-// What a record says about a revoked certificate outlives each grant, and the rules get it.
+// A grant keeps the marks of revoked certificates in the record, and the rules see them.
 func TestRevokedSurvivesGrants(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 11, 24, 12, 0, 0, 0, time.UTC)

@@ -38,13 +38,13 @@ type server struct {
 	mu sync.Mutex
 	// lists counts the lists of decisions.
 	lists int
-	// hung is closed when the watch goes on. It is nil if it does not hang.
+	// hung is closed when the watch continues. It is nil if the watch does not hang.
 	hung chan struct{}
 	// refused is what the server answers to lists and watches.
 	refused error
-	// bookmarks has the watch get them.
+	// bookmarks makes the watch send bookmarks.
 	bookmarks chan watch.Event
-	// versions are those that the informer asked to list.
+	// versions are the resource versions in the informer's lists.
 	versions []string
 }
 
@@ -102,7 +102,7 @@ func newServer(t *testing.T) *server {
 	return s
 }
 
-// watched is a watch that withholds events while the server's watch hangs.
+// watched is a watch that delays events while the server's watch hangs.
 type watched struct {
 	watch.Interface
 	events  chan watch.Event
@@ -180,7 +180,7 @@ func (s *server) refuse(err error) {
 	s.refused = err
 }
 
-// listed returns how many lists there were since it was last asked.
+// listed returns the number of lists since the last call.
 func (s *server) listed() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -374,8 +374,8 @@ func TestOwnedRecords(t *testing.T) {
 	})
 }
 
-// Of two writers of one version the second gets a conflict, and of two that create, the second
-// learns that it is there.
+// If two writers update one version, the second gets a conflict. If two create, the second gets
+// AlreadyExists.
 func TestWrite(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer(t)

@@ -200,8 +200,8 @@ func (e *Enforcer) markRecord(ctx context.Context, record *v1alpha1.NodeAttestat
 func (e *Enforcer) writeStatuses(ctx context.Context, revocations []v1alpha1.NodeRevocation, statuses map[string]revocationStatus) error {
 	var failed []error
 	for i := range revocations {
-		status, judged := statuses[revocations[i].Name]
-		if !judged {
+		status, known := statuses[revocations[i].Name]
+		if !known {
 			continue
 		}
 		object := revocations[i].DeepCopy()

@@ -31,7 +31,7 @@ import (
 
 const namespace = "ns"
 
-// world is a cluster with one node, whose writes are noted in their order.
+// world is a fake cluster with one node. It notes the order of writes.
 type world struct {
 	client.WithWatch
 	mu      sync.Mutex
@@ -210,7 +210,7 @@ func TestOrderOfWrites(t *testing.T) {
 	}
 }
 
-// Without its list nothing is revoked, and that is reported.
+// If its list cannot be written, no certificate is revoked, and the condition says so.
 func TestListsThatCannotBeWritten(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, revocationOf(v1alpha1.RevokeImmediately))

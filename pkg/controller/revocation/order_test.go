@@ -124,7 +124,7 @@ func TestRequestsFromBefore(t *testing.T) {
 	expect(e, "later", "a", false, 1, after)
 	expect(e, "another node", "b", false, 0, before)
 
-	// After a restart nothing says which of the present requests are older. The next one is newer.
+	// After a restart, the existing requests count as older. The next request is newer.
 	e = w.enforcer(t)
 	number(e, in(func(r *v1alpha1.NodeRevocation) {
 		r.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionComplete, Status: metav1.ConditionTrue}}
@@ -133,7 +133,7 @@ func TestRequestsFromBefore(t *testing.T) {
 	later := w.requested(t, "later")
 	expect(e, "after a restart, later", "a", false, 1, later)
 
-	// Another revocation, of all nodes: a certificate says that there was number 4 once.
+	// Another revocation, of all nodes: a certificate has number 4, so that number was used before.
 	next := in(func(r *v1alpha1.NodeRevocation) {
 		r.UID, r.Status.Number, r.Spec.All, r.Spec.Nodes = "next", 0, true, nil
 	})
@@ -229,7 +229,7 @@ func TestSelects(t *testing.T) {
 
 var errUnlistable = errors.New("no requests")
 
-// listOfRequests fails if the world says so.
+// listOfRequests fails if unlistable is set.
 func (w *world) listOfRequests(ctx context.Context, c client.WithWatch, list client.ObjectList, options ...client.ListOption) error {
 	w.mu.Lock()
 	fails := w.unlistable && list.GetObjectKind().GroupVersionKind().Kind == "CertificateSigningRequest"

@@ -225,7 +225,7 @@ func TestSuspension(t *testing.T) {
 	if got := p.revoked(); !slices.Equal(got, []string{"new!", "one!", "two!"}) {
 		t.Errorf("with another record: %q", got)
 	}
-	// Resumed: what was suspended stays revoked.
+	// After the machine is resumed, its suspended certificates stay revoked.
 	in.existing, in.suspensions = p.listed(), nil
 	in.records[0].Status.Suspension = &v1alpha1.AppliedSuspension{}
 	p = newPlan(in)
@@ -237,8 +237,8 @@ func TestSuspension(t *testing.T) {
 	}
 }
 
-// The board that was replaced is stolen. What was issued to it is refused, and the present one goes
-// on.
+// The replaced board is stolen. The certificates that were issued to it are refused. The current
+// board continues.
 func TestSuspensionOfAFormerKey(t *testing.T) {
 	t.Parallel()
 	former := issued("for", time.Hour)
@@ -256,7 +256,7 @@ func TestSuspensionOfAFormerKey(t *testing.T) {
 	}
 }
 
-// Somebody deletes a list. The records say what was on it.
+// An operator deletes a list. It is restored from the records.
 func TestDeletedListIsRestored(t *testing.T) {
 	t.Parallel()
 	revoked := issued("rev", time.Hour)

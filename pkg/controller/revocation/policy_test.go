@@ -80,7 +80,7 @@ func TestRenderingIsSteady(t *testing.T) {
 	}
 }
 
-// Whatever gets into a list or into the configuration does not become CEL.
+// No content of a list or of the configuration is interpreted as CEL.
 func TestRenderingRefusesOtherText(t *testing.T) {
 	t.Parallel()
 	for _, sum := range []string{"", digits("a")[1:], digits("a") + "0", strings.ToUpper("ab" + digits("a")[2:]), strings.Repeat("'", 64), digits("a")[:63] + "\n", digits("a") + "\n"} {

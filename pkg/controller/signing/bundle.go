@@ -32,7 +32,7 @@ func parseBundle(certificates, key []byte, now time.Time) (*CA, error) {
 		}
 	}
 	if len(own) == 0 {
-		return nil, &CAError{fmt.Sprintf("the key is that of none of %d certificates", len(bundle))}
+		return nil, &CAError{fmt.Sprintf("the key belongs to none of the %d certificates", len(bundle))}
 	}
 	slices.SortStableFunc(own, func(a, b *x509.Certificate) int { return b.NotAfter.Compare(a.NotAfter) })
 	for _, c := range own {

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// While a CA is rotated, several are trusted, and the key tells which one signs.
+// While a CA is rotated, the bundle has several CAs. The key decides which one signs.
 func TestParseBundle(t *testing.T) {
 	t.Parallel()
 	ended := func(c *x509.Certificate) { c.NotAfter = now().Add(-time.Hour) }
@@ -42,7 +42,7 @@ func TestParseBundle(t *testing.T) {
 		"two with one key: the later not yet": {[]*authority{early, fresh}, fresh, []*authority{fresh}, ""},
 		"the other has ended":                 {[]*authority{expired, fresh}, fresh, []*authority{fresh}, ""},
 		"the key's has ended":                 {[]*authority{expired, fresh}, old, nil, "expired"},
-		"the key of none":                     {[]*authority{old, fresh}, below, nil, "of none of 2"},
+		"the key of none":                     {[]*authority{old, fresh}, below, nil, "none of the 2"},
 		"the key's is no CA":                  {[]*authority{fresh, leaf}, leaf, nil, "not a CA's"},
 		"none":                                {nil, old, nil, "0 certificates"},
 		"too many":                            {slices.Repeat([]*authority{old}, maxChain+1), old, nil, "9 certificates"},

@@ -146,7 +146,7 @@ func checkAuthority(c *x509.Certificate, below int) string {
 		return "has no subject"
 	}
 	if err := checkKey(c.PublicKey, maxCARSA); err != nil {
-		return "has a key that will not do: " + err.Error()
+		return "has a key that cannot be used: " + err.Error()
 	}
 	return ""
 }
@@ -291,7 +291,7 @@ func blocks(data []byte) ([]*pem.Block, error) {
 	count := bytes.Count(data, marker)
 	for rest := bytes.TrimSpace(data); len(rest) > 0; rest = bytes.TrimSpace(rest) {
 		if !bytes.HasPrefix(rest, marker) {
-			return nil, errors.New("there is something beside the PEM blocks")
+			return nil, errors.New("there is text outside the PEM blocks")
 		}
 		var block *pem.Block
 		if block, rest = pem.Decode(rest); block == nil {

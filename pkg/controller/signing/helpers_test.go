@@ -28,7 +28,7 @@ func must[T any](value T, err error) T {
 	return value
 }
 
-// keys are made once: RSA takes its time.
+// keys are made once, since RSA keys are slow to make.
 type keys map[string]crypto.Signer
 
 var makeKeys = sync.OnceValue(func() keys {
@@ -107,7 +107,7 @@ func (a *authority) parse(t testing.TB, above ...*authority) *CA {
 
 func nodeKey(name string) crypto.PublicKey { return makeKeys()[name].Public() }
 
-// grant is a good one.
+// grant returns a valid grant.
 func grant() Grant { return Grant{NodeName: "worker-1.example.com", PublicKey: nodeKey("node p256")} }
 
 func seconds(n int32) *int32 { return &n }

@@ -177,13 +177,13 @@ func sign(ca *CA, grant Grant, use purpose, limits Limits, now time.Time, random
 	}
 	leaf, err := x509.ParseCertificate(der)
 	if err != nil {
-		return nil, fmt.Errorf("sign certificate for node %s: what was signed does not parse: %w", grant.NodeName, err)
+		return nil, fmt.Errorf("sign certificate for node %s: the signed certificate does not parse: %w", grant.NodeName, err)
 	}
 	if err := verify(leaf, wanted, ca, now); err != nil {
 		if invalid := (x509.CertificateInvalidError{}); errors.As(err, &invalid) && invalid.Reason == x509.CANotAuthorizedForThisName {
 			return nil, &CAError{"its name constraints leave out a name or IP of node " + grant.NodeName}
 		}
-		return nil, fmt.Errorf("sign certificate for node %s: what was signed is not what was meant: %w", grant.NodeName, err)
+		return nil, fmt.Errorf("sign certificate for node %s: the signed certificate differs from the template: %w", grant.NodeName, err)
 	}
 	var out bytes.Buffer
 	for _, c := range append([]*x509.Certificate{leaf}, ca.issuersForNode()...) {
@@ -200,7 +200,7 @@ func plan(ca *CA, grant Grant, use purpose, limits Limits, now time.Time) (*x509
 		return nil, &grantError{fmt.Sprintf("the node name %.253q is not a DNS-1123 subdomain", grant.NodeName)}
 	}
 	if err := checkNodeKey(grant.PublicKey); err != nil {
-		return nil, &grantError{"the key will not do: " + err.Error()}
+		return nil, &grantError{"the key cannot be used: " + err.Error()}
 	}
 	spki, err := x509.MarshalPKIXPublicKey(grant.PublicKey)
 	if err != nil {
@@ -267,7 +267,7 @@ func (l Limits) lifetime(expirationSeconds *int32) (time.Duration, error) {
 	}
 	wish := time.Duration(*expirationSeconds) * time.Second
 	if wish < minLifetime {
-		return 0, &grantError{fmt.Sprintf("a lifetime of %s is asked for, less than %s", wish, minLifetime)}
+		return 0, &grantError{fmt.Sprintf("the requested lifetime of %s is less than %s", wish, minLifetime)}
 	}
 	return min(max(wish, l.Min), l.Max), nil
 }
@@ -298,7 +298,7 @@ func newSerial(random io.Reader) (*big.Int, error) {
 	}
 	serial := new(big.Int).SetBytes(octets[:])
 	if serial.Sign() <= 0 {
-		return nil, errors.New("serial number: the source of randomness gave nothing but zeros")
+		return nil, errors.New("serial number: the source of randomness returned only zeros")
 	}
 	return serial, nil
 }

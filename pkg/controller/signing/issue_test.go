@@ -37,7 +37,7 @@ func issue(t testing.TB, ca *CA, g Grant) (*x509.Certificate, []byte) {
 	return leafOf(t, chain), chain
 }
 
-// Each kind of CA with each kind of node key. The test checks what the node looks at, and what RFC
+// Each kind of CA signs each kind of node key. The test checks what the node checks, and what RFC
 // 5280 requires.
 func TestIssue(t *testing.T) {
 	t.Parallel()
@@ -88,7 +88,7 @@ func TestIssue(t *testing.T) {
 	}
 }
 
-// criticalities reads the extensions with another eye than verify does.
+// criticalities reads the extensions independently of verify.
 func TestIssueMarksWhatIsCritical(t *testing.T) {
 	t.Parallel()
 	leaf, _ := issue(t, newAuthority(t, "root", "p256", nil, nil).parse(t), grant())
@@ -213,7 +213,7 @@ func TestLifetime(t *testing.T) {
 	}
 }
 
-// The clock may show any time zone.
+// The clock may use any time zone.
 func TestIssueWritesUTC(t *testing.T) {
 	t.Parallel()
 	ca := newAuthority(t, "root", "p256", nil, nil).parse(t)
@@ -328,7 +328,7 @@ func TestIssueUnderACAWithoutKeyIdentifier(t *testing.T) {
 	}
 }
 
-// A key that does not fit, however it got there, is noticed before anything is returned.
+// A key that does not belong to the CA is noticed before anything is returned.
 func TestIssueVerifiesWhatItSigned(t *testing.T) {
 	t.Parallel()
 	ca := newAuthority(t, "root", "p256", nil, nil).parse(t)
@@ -343,14 +343,14 @@ func TestIssueVerifiesWhatItSigned(t *testing.T) {
 	}
 }
 
-// liar signs something else.
+// liar signs another digest.
 type liar struct{ crypto.Signer }
 
 func (l liar) Sign(random io.Reader, digest []byte, o crypto.SignerOpts) ([]byte, error) {
 	return l.Signer.Sign(random, make([]byte, len(digest)), o)
 }
 
-// Each thing that verify looks at is missed when it is otherwise.
+// verify refuses each field that differs from the template.
 func TestVerify(t *testing.T) {
 	t.Parallel()
 	root := newAuthority(t, "root", "p256", nil, nil)
@@ -406,7 +406,8 @@ func TestVerify(t *testing.T) {
 	}
 }
 
-// An API server that has but the root in its --client-ca-file lets the node in, and sees who it is.
+// An API server with only the root in its --client-ca-file accepts the node, and sees its user
+// name.
 func TestServerAcceptsTheChain(t *testing.T) {
 	t.Parallel()
 	root := newAuthority(t, "root", "rsa2048", nil, nil)

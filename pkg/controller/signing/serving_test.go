@@ -21,7 +21,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 )
 
-// servingGrant is a good one.
+// servingGrant returns a valid grant.
 func servingGrant() ServingGrant {
 	return ServingGrant{Grant: grant(), DNSNames: []string{"worker-1", "worker-1.example.com"}, IPs: addresses("192.0.2.11", "2001:db8::11", "10.0.0.11")}
 }
@@ -43,8 +43,7 @@ func issueServing(t testing.TB, ca *CA, g ServingGrant) (*x509.Certificate, []by
 	return leafOf(t, chain), chain
 }
 
-// The test checks what a kubelet and the API server as its client look at, and what RFC 5280
-// requires.
+// The test checks what a kubelet and the API server, its client, check, and what RFC 5280 requires.
 func TestIssueServing(t *testing.T) {
 	t.Parallel()
 	for _, authorityKey := range []string{"rsa2048", "p256", "p384", "ed25519"} {
@@ -175,8 +174,7 @@ func TestIssueServingRefusesGrants(t *testing.T) {
 	}
 }
 
-// What keeps a CA from serving certificates is the CA's fault, and keeps it from no client
-// certificate.
+// A CA that may not sign serving certificates is a CAError. It may still sign client certificates.
 func TestIssueServingUnderACAThatMayNot(t *testing.T) {
 	t.Parallel()
 	clientsOnly := func(x *x509.Certificate) { x.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }
@@ -222,8 +220,7 @@ func TestIssueServingUnderACAThatMayNot(t *testing.T) {
 	}
 }
 
-// Each thing in which a serving certificate is another than a client's is missed when it is
-// otherwise.
+// verify refuses a serving certificate with a field of a client certificate.
 func TestVerifyServing(t *testing.T) {
 	t.Parallel()
 	root := newAuthority(t, "root", "p256", nil, nil)
@@ -297,7 +294,7 @@ func TestClientAcceptsTheChain(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			// the other side says what is wrong
+			// the server's error has the cause
 			_ = tls.Server(inside, &tls.Config{Certificates: []tls.Certificate{pair}}).Handshake()
 		}()
 		err := tls.Client(outside, &tls.Config{ServerName: c.name, RootCAs: pool, Time: now}).Handshake()

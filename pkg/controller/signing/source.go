@@ -50,7 +50,7 @@ type Files struct {
 // reads them. It reads nothing yet.
 func NewFiles(certificate, key string) *Files {
 	// A pair that is invalid now may be a CA that is not valid yet.
-	return &Files{certificate: certificate, key: key, pair: lastgood.Value[*CA]{Rejudge: true}}
+	return &Files{certificate: certificate, key: key, pair: lastgood.Value[*CA]{Reparse: true}}
 }
 
 // CA returns the CA in the files, or the last known good one.

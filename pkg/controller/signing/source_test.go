@@ -43,7 +43,7 @@ func (d directory) put(a *authority) {
 	d.write(d.key(), a.keyPEM())
 }
 
-// serves fails the test unless the source hands out that CA, with a problem that says so much.
+// serves fails the test unless the source returns that CA, with this problem.
 func serves(t *testing.T, f *Files, want *authority, problem string) {
 	t.Helper()
 	ca, err := f.CA(t.Context(), now())
@@ -87,7 +87,7 @@ func TestFilesRotate(t *testing.T) {
 	}
 }
 
-// A CA may be renewed with its key; then one file changes.
+// A CA may be renewed with the same key. Then only one file changes.
 func TestFilesTakeANewCertificateForTheSameKey(t *testing.T) {
 	t.Parallel()
 	before := newAuthority(t, "same", "p256", nil, nil)
@@ -100,8 +100,8 @@ func TestFilesTakeANewCertificateForTheSameKey(t *testing.T) {
 	serves(t, files, after, "")
 }
 
-// A change within the same second, of the same length and with the time of the file put back, is
-// seen all the same.
+// A change is seen even if it is in the same second, has the same length, and the file's time was
+// set back.
 func TestFilesMissNoChange(t *testing.T) {
 	t.Parallel()
 	before := newAuthority(t, "one", "p256", nil, nil)
@@ -124,7 +124,7 @@ func TestFilesMissNoChange(t *testing.T) {
 	serves(t, files, after, "")
 }
 
-// As the kubelet updates the volume of a Secret: a link is exchanged.
+// The kubelet updates the volume of a Secret by replacing a link.
 func TestFilesBehindALink(t *testing.T) {
 	t.Parallel()
 	before, after := newAuthority(t, "before", "p256", nil, nil), newAuthority(t, "after", "p384", nil, nil)
@@ -211,8 +211,7 @@ func TestFilesThatAppearLate(t *testing.T) {
 	serves(t, files, good, "")
 }
 
-// A CA that was put there too early is used when its time has come, without a further change of the
-// files.
+// A CA that is not valid yet is used as soon as it is valid, without another change of the files.
 func TestFilesTakeOverInTime(t *testing.T) {
 	t.Parallel()
 	before := newAuthority(t, "before", "p256", nil, func(c *x509.Certificate) { c.NotAfter = now().Add(2 * time.Hour) })
@@ -318,7 +317,7 @@ func TestFromSecret(t *testing.T) {
 		// a CA from outside, to Cluster API
 		"no key":        {func(m map[string][]byte) { delete(m, "tls.key") }, "no tls.key"},
 		"an empty key":  {func(m map[string][]byte) { m["tls.key"] = nil }, "no tls.key"},
-		"another's key": {func(m map[string][]byte) { m["tls.key"] = keyPEM(makeKeys()["p256"]) }, "of none of 1 certificates"},
+		"another's key": {func(m map[string][]byte) { m["tls.key"] = keyPEM(makeKeys()["p256"]) }, "none of the 1 certificates"},
 	} {
 		other := maps.Clone(data)
 		c.change(other)
@@ -332,7 +331,7 @@ func TestFromSecret(t *testing.T) {
 	}
 }
 
-// It is read for each certificate, so that must cost less than the signature.
+// The files are read for each certificate, so a read must cost less than the signature.
 func BenchmarkFiles(b *testing.B) {
 	d := newDirectory(b)
 	d.put(newAuthority(b, "good", "p256", nil, nil))

@@ -17,9 +17,9 @@ const probeLifetime = time.Minute
 // CheckTrusted returns nil if an API server with these certificates in its --client-ca-file accepts
 // the certificates that the CA signs. Any certificate of the CA's chain suffices.
 //
-// It judges as the API server does, with path lengths, name constraints and key usages. For that it
-// signs a certificate whose subject is no node's, throws the key away, and verifies the chain that
-// a node would present.
+// It verifies as the API server does, with path lengths, name constraints and key usages. For that
+// it signs a certificate whose subject is no node's, throws the key away, and verifies the chain
+// that a node would present.
 func (ca *CA) CheckTrusted(trusted []*x509.Certificate, now time.Time) error {
 	if err := ca.checkTime(now); err != nil {
 		return err

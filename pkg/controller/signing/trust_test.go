@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// The API server accepts a CA whose chain leads to a certificate of its bundle, and judges all of
+// The API server accepts a CA whose chain leads to a certificate of its bundle, and verifies all of
 // the chain.
 func TestCheckTrusted(t *testing.T) {
 	t.Parallel()

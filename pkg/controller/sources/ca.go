@@ -29,23 +29,23 @@ type SecretCA struct {
 // NewSecretCA returns a SecretCA. reader must not be a cache, which would see a rotation late.
 func NewSecretCA(reader client.Reader, secret types.NamespacedName) *SecretCA {
 	// A pair that is invalid now may be a CA that is not valid yet.
-	return &SecretCA{reader: reader, secret: secret, pair: lastgood.Value[*signing.CA]{Rejudge: true}}
+	return &SecretCA{reader: reader, secret: secret, pair: lastgood.Value[*signing.CA]{Reparse: true}}
 }
 
 // CA returns the pair in the Secret, or the last known good one.
-func (s *SecretCA) CA(ctx context.Context, now time.Time) (*signing.CA, error) {
-	s.refresher.Refresh(now, maxAge, func() { s.refresh(ctx, now) })
-	ca, ok := s.pair.Get()
+func (c *SecretCA) CA(ctx context.Context, now time.Time) (*signing.CA, error) {
+	c.refresher.Refresh(now, maxAge, func() { c.refresh(ctx, now) })
+	ca, ok := c.pair.Get()
 	if !ok {
-		if err := s.pair.Problem(); err != nil {
+		if err := c.pair.Problem(); err != nil {
 			return nil, err
 		}
 		return nil, &signing.CAError{Problem: "there is none"}
 	}
 	if end := ca.NotAfter(); !now.Before(end) {
 		expired := &signing.CAError{Problem: "expired at " + end.UTC().Format(time.RFC3339)}
-		if s.pair.Problem() == nil {
-			s.pair.Fail(expired)
+		if c.pair.Problem() == nil {
+			c.pair.Fail(expired)
 		}
 		return nil, expired
 	}
@@ -53,24 +53,24 @@ func (s *SecretCA) CA(ctx context.Context, now time.Time) (*signing.CA, error) {
 }
 
 // Problem returns why the last call of CA did not use the pair in the Secret, nil if it did.
-func (s *SecretCA) Problem() error { return s.pair.Problem() }
+func (c *SecretCA) Problem() error { return c.pair.Problem() }
 
 // LastRead returns the time when a valid pair was last read, zero if never.
-func (s *SecretCA) LastRead() time.Time { return s.pair.LastRead() }
+func (c *SecretCA) LastRead() time.Time { return c.pair.LastRead() }
 
-func (s *SecretCA) refresh(ctx context.Context, now time.Time) {
+func (c *SecretCA) refresh(ctx context.Context, now time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	object := &corev1.Secret{}
-	if err := s.reader.Get(ctx, s.secret, object); err != nil {
-		s.pair.Fail(fmt.Errorf("signing CA: secret %s: %w", s.secret, err))
+	if err := c.reader.Get(ctx, c.secret, object); err != nil {
+		c.pair.Fail(fmt.Errorf("signing CA: secret %s: %w", c.secret, err))
 		return
 	}
 	// Problem returns the error
-	_ = s.pair.Offer(string(object.UID)+"/"+object.ResourceVersion, func() (*signing.CA, error) {
+	_ = c.pair.Offer(string(object.UID)+"/"+object.ResourceVersion, func() (*signing.CA, error) {
 		ca, err := signing.FromSecret(object.Data, now)
 		if err != nil {
-			return nil, fmt.Errorf("secret %s: %w", s.secret, err)
+			return nil, fmt.Errorf("secret %s: %w", c.secret, err)
 		}
 		return ca, nil
 	})

@@ -203,11 +203,11 @@ func (h *Health) check(ctx context.Context) telemetry.Verdict {
 		}
 	}
 	h.log(problems, trust)
-	return h.judge(problems, trust)
+	return h.verdict(problems, trust)
 }
 
-// judge returns the verdict on the problems, by source, and on the API server's trust in the CA.
-func (h *Health) judge(problems map[string]string, trust error) telemetry.Verdict {
+// verdict returns the verdict on the problems, by source, and on the API server's trust in the CA.
+func (h *Health) verdict(problems map[string]string, trust error) telemetry.Verdict {
 	var messages []string
 	if errors.Is(trust, ErrCANotTrusted) {
 		messages = append(messages, text.Line(trust.Error(), telemetry.MaxLogged)+": "+remedyTrust)

@@ -52,7 +52,7 @@ func (l *listing) set(err error, states ...State) {
 	l.err, l.states = err, states
 }
 
-// reasons is a recorder that has the reasons and notes of Events.
+// reasons is a recorder that keeps the reasons and notes of Events.
 type reasons struct {
 	mu  sync.Mutex
 	all []string
@@ -72,7 +72,7 @@ func (r *reasons) take() []string {
 	return all
 }
 
-// usableKeys is a store with a key.
+// usableKeys returns a store with a key.
 func usableKeys(t *testing.T) *KeyStore {
 	t.Helper()
 	api := &secretAPI{}
@@ -83,8 +83,8 @@ func usableKeys(t *testing.T) *KeyStore {
 	return store
 }
 
-// What is wrong is in the log once, in the condition and in an Event of the leader's, and so is its
-// end. While it stays, the Event is repeated.
+// A problem and its end are logged once, and are in the condition and in an Event of the leader.
+// While the problem lasts, the Event is repeated.
 func TestHealthReports(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
@@ -92,11 +92,11 @@ func TestHealthReports(t *testing.T) {
 			WithInterceptorFuncs(interceptor.Funcs{SubResourceGet: func(ctx context.Context, api client.Client, _ string, object, into client.Object, _ ...client.SubResourceGetOption) error {
 				return api.Get(ctx, client.ObjectKeyFromObject(object), into)
 			}}).Build()
-		machines, told, leads := &listing{}, &reasons{}, make(chan struct{})
+		machines, reported, leads := &listing{}, &reasons{}, make(chan struct{})
 		good := State{Name: "one", LastRead: time.Now()}
 		bad := State{Name: "two", Problem: errors.New("broken\nin two")}
 		machines.set(nil, good, State{Name: "two"})
-		h := NewHealth(HealthConfig{Machines: machines, Keys: usableKeys(t), API: api, Namespace: "n", Events: told, Leads: leads, Log: logger})
+		h := NewHealth(HealthConfig{Machines: machines, Keys: usableKeys(t), API: api, Namespace: "n", Events: reported, Leads: leads, Log: logger})
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		go func() { _ = h.Start(ctx) }()
@@ -117,8 +117,8 @@ func TestHealthReports(t *testing.T) {
 		}
 		machines.set(nil, good, bad)
 		pass(healthInterval)
-		if c := condition(); c.Reason != "" || len(told.take()) > 0 {
-			t.Errorf("a replica that stands by says %+v", c)
+		if c := condition(); c.Reason != "" || len(reported.take()) > 0 {
+			t.Errorf("a standby replica reports %+v", c)
 		}
 		close(leads)
 		pass(0)
@@ -126,15 +126,15 @@ func TestHealthReports(t *testing.T) {
 		if c := condition(); c.Type != ConditionUsable || c.Status != corev1.ConditionFalse || c.Reason != ReasonSourceUnusable || c.Message != want {
 			t.Errorf("%+v", c)
 		}
-		if all := told.take(); !slices.Equal(all, []string{"Warning SourceUnusable " + want}) {
+		if all := reported.take(); !slices.Equal(all, []string{"Warning SourceUnusable " + want}) {
 			t.Errorf("%q", all)
 		}
 		pass(10 * time.Minute)
-		if all := told.take(); len(all) > 0 {
+		if all := reported.take(); len(all) > 0 {
 			t.Errorf("within ten minutes, again: %q", all)
 		}
 		pass(6 * time.Minute)
-		if all := told.take(); len(all) != 1 {
+		if all := reported.take(); len(all) != 1 {
 			t.Errorf("after a quarter of an hour: %q", all)
 		}
 		machines.set(nil, good)
@@ -142,7 +142,7 @@ func TestHealthReports(t *testing.T) {
 		if c := condition(); c.Status != corev1.ConditionTrue || c.Reason != ReasonSourcesUsable {
 			t.Errorf("%+v", c)
 		}
-		if all := told.take(); len(all) != 1 || !strings.HasPrefix(all[0], "Normal SourcesUsable ") {
+		if all := reported.take(); len(all) != 1 || !strings.HasPrefix(all[0], "Normal SourcesUsable ") {
 			t.Errorf("%q", all)
 		}
 		machines.set(nil, good, State{Name: NameConflicts, Problem: errors.New(NameConflicts + ": an EK twice")})
@@ -153,7 +153,7 @@ func TestHealthReports(t *testing.T) {
 		if logged := logger.GetSink().(ktesting.Underlier).GetBuffer().String(); !strings.Contains(logged, "entries of the inventory contradict each other") {
 			t.Errorf("it is not logged:\n%s", logged)
 		}
-		told.take()
+		reported.take()
 		machines.set(errors.New("no list"), good)
 		pass(healthInterval)
 		if c := condition(); c.Status != corev1.ConditionFalse || !strings.Contains(c.Message, "machines: no list") {
@@ -192,7 +192,7 @@ type fixedCA struct{ ca *signing.CA }
 
 func (f fixedCA) CA(context.Context, time.Time) (*signing.CA, error) { return f.ca, nil }
 
-// Only a CA that the API server certainly does not trust signs nothing.
+// A CA signs, unless it is known that the API server does not trust it.
 func TestComparedCA(t *testing.T) {
 	now := time.Now()
 	ours, other := newTestCA(t, now.Add(time.Hour)), newTestCA(t, now.Add(time.Hour))

@@ -25,7 +25,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// The shared machines change with the file, and only then.
+// The shared machines change only when the file changes.
 func TestInventoryIsParsedOnce(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "inventory.yaml")
 	source := NewInventory(file, 0)
@@ -91,8 +91,8 @@ func namesOf(t *testing.T, source *Inventory, now time.Time) string {
 	return strings.Join(names, " ")
 }
 
-// A broken, missing or disappearing part takes no other part's machines away, and has a problem of
-// its own.
+// An invalid, missing or deleted part does not affect the machines of other parts, and has a
+// problem of its own.
 func TestPartsAreIndependent(t *testing.T) {
 	dir := t.TempDir()
 	paths := []string{filepath.Join(dir, "a"), filepath.Join(dir, "b"), filepath.Join(dir, "c")}
@@ -179,7 +179,7 @@ func TestPartsAreIndependent(t *testing.T) {
 	}
 }
 
-// What two parts claim is a state of its own, and concerns their machines alone.
+// A conflict between two parts has a state of its own, and affects only the machines in it.
 func TestPartsContradictEachOther(t *testing.T) {
 	dir := t.TempDir()
 	paths := []string{filepath.Join(dir, "a"), filepath.Join(dir, "b")}
@@ -211,13 +211,13 @@ func TestPartsContradictEachOther(t *testing.T) {
 	}
 }
 
-// mapAPI is an API server with ConfigMaps. Those that hang are never read.
+// mapAPI is a fake API server with ConfigMaps. A read of one that hangs never returns.
 type mapAPI struct {
 	client.Reader
 	content map[string]string
 	hangs   map[string]bool
 	version int
-	// whole and all are how often each was read whole, and at all.
+	// whole counts the full reads of each ConfigMap, and all counts all reads.
 	whole, all map[string]int
 	mu         sync.Mutex
 }
@@ -262,7 +262,8 @@ func entriesOf(names ...string) (entries []ConfigMapEntry) {
 	return entries
 }
 
-// Parts are read at once. One that hangs delays one decision by the budget, and then none.
+// Parts are read concurrently. A part that hangs delays one decision by the budget, and no later
+// one.
 func TestSlowPart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := newMaps()
@@ -308,7 +309,7 @@ func TestSlowPart(t *testing.T) {
 	})
 }
 
-// A part that hangs from the beginning keeps the others for one read's time.
+// A part that hangs from the start delays the others by one read's timeout.
 func TestSlowPartAtTheStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := newMaps()
@@ -329,7 +330,7 @@ func TestSlowPartAtTheStart(t *testing.T) {
 	})
 }
 
-// A ConfigMap is read whole after a change, and once a minute.
+// A ConfigMap is fully read after a change, and once a minute.
 func TestConfigMapIsReadWholeOnlyAfterAChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := newMaps()
@@ -378,8 +379,8 @@ func fleetOf(machines, parts int) []string {
 	return content
 }
 
-// BenchmarkInventory measures one look at four ConfigMaps: without a change, after a change of one
-// of them, and from the beginning.
+// BenchmarkInventory measures one read of four ConfigMaps: without a change, after a change of one
+// of them, and the first read.
 func BenchmarkInventory(b *testing.B) {
 	const parts = 4
 	names := []string{"a", "b", "c", "d"}

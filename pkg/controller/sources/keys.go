@@ -51,7 +51,7 @@ func ParseKeys(data map[string][]byte) (tpm.Keys, error) {
 		case id == currentKey:
 			continue
 		case !attestation.IsKeyID(id):
-			return tpm.Keys{}, errors.New("it has an entry whose name is no key id")
+			return tpm.Keys{}, errors.New("it has an entry whose name is not a key ID")
 		case len(key) < minKey || len(key) > maxKey:
 			return tpm.Keys{}, fmt.Errorf("key %s has %d bytes, not %d to %d", id, len(key), minKey, maxKey)
 		}

@@ -30,7 +30,7 @@ type secretAPI struct {
 	version int
 	writes  int
 	fail    error
-	// between runs after a read, once: somebody else is faster.
+	// between runs once after a read: another writer is faster.
 	between func()
 }
 
@@ -115,7 +115,7 @@ func TestParseKeys(t *testing.T) {
 		"short":             {map[string][]byte{"current": []byte("a"), "a": key(1)[:31]}, "31 bytes"},
 		"short, not in use": {map[string][]byte{"current": []byte("a"), "a": key(1), "b": {}}, "0 bytes"},
 		"long":              {map[string][]byte{"current": []byte("a"), "a": make([]byte, 1025)}, "1025 bytes"},
-		"no id":             {map[string][]byte{"current": []byte("a"), "a": key(1), "b/c": key(2)}, "no key id"},
+		"no id":             {map[string][]byte{"current": []byte("a"), "a": key(1), "b/c": key(2)}, "not a key ID"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			keys, err := ParseKeys(c.data)
@@ -129,7 +129,7 @@ func TestParseKeys(t *testing.T) {
 	}
 }
 
-// Where there is no key one is made, and all replicas have the same.
+// If there is no key, one is made, and all replicas use the same.
 func TestKeyStoreMakesOneKey(t *testing.T) {
 	for name, start := range map[string]*corev1.Secret{"no Secret": nil, "an empty Secret": {}} {
 		t.Run(name, func(t *testing.T) {
@@ -161,7 +161,7 @@ func TestKeyStoreMakesOneKey(t *testing.T) {
 	}
 }
 
-// The loser uses the winner's.
+// The replica that writes second uses the key of the first.
 func TestKeyStoreYields(t *testing.T) {
 	for name, start := range map[string]*corev1.Secret{"no Secret": nil, "an empty Secret": {}} {
 		t.Run(name, func(t *testing.T) {
@@ -175,7 +175,7 @@ func TestKeyStoreYields(t *testing.T) {
 	}
 }
 
-// A changed Secret is used, one that will not do is not, and is not changed either.
+// A changed Secret is used. An invalid Secret is not used, and the store does not change it.
 func TestKeyStoreRereads(t *testing.T) {
 	api := &secretAPI{}
 	api.set(map[string][]byte{"current": []byte("a"), "a": key(1)})
@@ -221,7 +221,7 @@ func TestKeyStoreRereads(t *testing.T) {
 	}
 }
 
-func TestKeyStoreRunsUntilItIsToldToEnd(t *testing.T) {
+func TestKeyStoreRunsUntilItsContextEnds(t *testing.T) {
 	api := &secretAPI{}
 	store := NewKeyStore(api, api, keySecret, build)
 	ctx, cancel := context.WithCancel(t.Context())

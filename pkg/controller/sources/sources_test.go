@@ -49,8 +49,8 @@ func newTestCA(t *testing.T, end time.Time) map[string][]byte {
 	}
 }
 
-// A rotated CA is used at the next look, and until then, or while there is none that will do, the
-// last good one.
+// A rotated CA is used at the next read. Until then, or while the Secret is invalid, the last known
+// good CA is used.
 func TestSecretCA(t *testing.T) {
 	now := time.Now()
 	api := &secretAPI{}
@@ -122,7 +122,7 @@ func (c counted) Get(ctx context.Context, key client.ObjectKey, into client.Obje
 type configMapAPI struct {
 	client.Reader
 	data map[string]string
-	// whole is how often it was read whole.
+	// whole counts the full reads.
 	whole int
 }
 
@@ -169,7 +169,7 @@ func TestConfigMapInventory(t *testing.T) {
 	look(1, "not found")
 }
 
-// While one decision reads an object again, the others use what was read before.
+// While one decision reads an object again, the others use the last value.
 func TestObjectsAreReadByOne(t *testing.T) {
 	// In a synctest bubble a goroutine that waits for a mutex waits for ever, because its time
 	// stands still then.

@@ -59,10 +59,10 @@ type ComparedCA struct {
 	bundle  string
 	trusted []*x509.Certificate
 	unknown error
-	// verdict is about the CA compared, at the time judged.
-	compared *signing.CA
-	judged   time.Time
-	verdict  error
+	// verdict is the result for the CA compared, at the time comparedAt.
+	compared   *signing.CA
+	comparedAt time.Time
+	verdict    error
 }
 
 // NewComparedCA returns a ComparedCA. reader reads in the cluster that nodes join. It must not be a
@@ -100,9 +100,9 @@ func (c *ComparedCA) Compare(ctx context.Context, ca *signing.CA, now time.Time)
 	if c.unknown != nil {
 		return c.unknown
 	}
-	if c.compared != ca || now.Sub(c.judged).Abs() >= verdictAge {
+	if c.compared != ca || now.Sub(c.comparedAt).Abs() >= verdictAge {
 		before := c.verdict
-		c.compared, c.judged, c.verdict = ca, now, nil
+		c.compared, c.comparedAt, c.verdict = ca, now, nil
 		if err := ca.CheckTrusted(c.trusted, now); err != nil {
 			c.verdict = fmt.Errorf("%w %.16s: %s in configmap %s: %w", ErrCANotTrusted, ca.Fingerprint(), clientCAKey, clientCAConfigMap, err)
 		}
@@ -149,7 +149,7 @@ func (c *ComparedCA) refresh(ctx context.Context) {
 	}
 }
 
-// forget drops the content, and records why the CA cannot be compared. The caller locks.
+// forget drops the content, and stores why the CA cannot be compared. The caller locks.
 func (c *ComparedCA) forget(why error) {
 	c.bundle, c.trusted, c.compared, c.unknown = "", nil, nil, why
 }

@@ -19,8 +19,7 @@ import (
 	"k8s.io/client-go/tools/events"
 )
 
-// patches is a sink of Events that counts those that are changed, which the controller has no right
-// to.
+// patches is a sink of Events that counts changed Events. The controller may not change Events.
 type patches struct {
 	mu      sync.Mutex
 	created map[string]int // by reason

@@ -30,7 +30,7 @@ import (
 // monitoring is the page with the metrics.
 const monitoring = "../../../docs/runbooks.md"
 
-// all are registered once in a process.
+// all has the metrics, which are registered once in a process.
 var all = sync.OnceValues(func() (*ClusterMetrics, *Metrics) {
 	state, err := NewClusterMetrics()
 	if err != nil {
@@ -43,7 +43,7 @@ var all = sync.OnceValues(func() (*ClusterMetrics, *Metrics) {
 	if err := RegisterBuildInfo("v1", "abc"); err != nil {
 		panic(err)
 	}
-	records, err := NewRecordMetrics()
+	records, err := NewDecisionLogMetrics()
 	if err != nil {
 		panic(err)
 	}
@@ -51,7 +51,7 @@ var all = sync.OnceValues(func() (*ClusterMetrics, *Metrics) {
 	return state, decisions
 })
 
-// ourFamilies returns what this package serves.
+// ourFamilies returns the metrics of this package.
 func ourFamilies(t *testing.T) map[string]*dto.MetricFamily {
 	t.Helper()
 	gathered, err := metrics.Registry.Gather()
@@ -169,8 +169,8 @@ func TestMetricsAreDocumented(t *testing.T) {
 	}
 }
 
-// A scrape asks for the state. Of a node's records the newest certificate counts, and what is
-// forgotten is gone.
+// A scrape reads the state. If a node has several records, the newest certificate counts. A
+// forgotten cluster has no series.
 func TestStateIsAskedFor(t *testing.T) {
 	m := useAll("state")
 	other := useAll("other")

@@ -41,7 +41,7 @@ func TestOnce(t *testing.T) {
 	}
 }
 
-// Subjects beyond the bound are forgotten, and callers may be many.
+// Subjects beyond the bound are forgotten. Concurrent callers are safe.
 func TestOnceIsBounded(t *testing.T) {
 	once := Once{Max: 100}
 	var callers sync.WaitGroup

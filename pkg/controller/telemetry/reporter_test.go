@@ -14,8 +14,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 )
 
-// A problem is in an Event and in the mirror when it begins, changes, stays for long, and ends.
-// Nothing is reported of a state that is right from the start, or that is not known.
+// A problem is in an Event and in the mirror when it begins, changes, lasts long, and ends. A state
+// that is good from the start, or that is not known, is not reported.
 func TestReporter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		recorder := events.NewFakeRecorder(20)

@@ -26,7 +26,7 @@ type Signer struct {
 
 var _ evidence.ClusterAPISigner = Signer{}
 
-// VerifyClientAttestationData judges a proof.
+// VerifyClientAttestationData verifies a proof.
 func (s Signer) VerifyClientAttestationData(ctx context.Context, request *certificatesv1.CertificateSigningRequest) error {
 	_, err := s.machine(ctx, request)
 	return err

@@ -21,10 +21,10 @@ import (
 
 // Provider is a evidence.Challenger for the evidence of a TPM.
 type Provider struct {
-	// Verifier judges, unless Latest is set.
+	// Verifier verifies evidence, unless Latest is set.
 	Verifier *tpm.Verifier
 	// Latest returns the current verifier, such as sources.KeyStore.Verifier. While it returns nil,
-	// no evidence can be judged, and requests wait.
+	// no evidence can be verified, and requests wait.
 	Latest func() *tpm.Verifier
 }
 

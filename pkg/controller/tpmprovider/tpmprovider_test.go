@@ -48,7 +48,7 @@ func TestAProofWithoutItsHello(t *testing.T) {
 		}
 		return changed
 	}
-	judgeAt := func(p Provider, data []byte, created, now time.Time) verifier.Evidence {
+	verifyAt := func(p Provider, data []byte, created, now time.Time) verifier.Evidence {
 		request := requestWith("example.com/signer")
 		request.CreationTimestamp.Time = created
 		if request.Spec.Request, err = (attestation.Request{PKCS10: []byte{1}, Provider: "tpm", Data: data}).Marshal(); err != nil {
@@ -56,8 +56,8 @@ func TestAProofWithoutItsHello(t *testing.T) {
 		}
 		return p.Judge(t.Context(), evidence.Question{Request: request, Now: now})
 	}
-	judge := func(p Provider, data []byte) verifier.Evidence {
-		return judgeAt(p, data, expires.Add(-lifetime), expires.Add(-lifetime))
+	verify := func(p Provider, data []byte) verifier.Evidence {
+		return verifyAt(p, data, expires.Add(-lifetime), expires.Add(-lifetime))
 	}
 	p := Provider{Verifier: newTestVerifier(t)}
 	for name, c := range map[string]struct {
@@ -81,12 +81,12 @@ func TestAProofWithoutItsHello(t *testing.T) {
 		"a challenge":         {with(`"kind":"proof"`, `"kind":"challenge"`), tpm.ReasonKind},
 		"of no kind":          {with(`"kind":"proof"`, `"kind":"other"`), tpm.ReasonMalformed},
 	} {
-		judged := judge(p, c.data)
+		judged := verify(p, c.data)
 		var refusals verifier.Refusals
 		if !errors.As(judged.Err, &refusals) || refusals.Reason() != c.want || judged.EKUntrusted || judged.EK != "" {
 			t.Errorf("%s: %+v, not %s", name, judged, c.want)
 		}
-		if judged := judge(Provider{}, c.data); judged.Err == nil || evidence.IsVerdict(judged.Err) {
+		if judged := verify(Provider{}, c.data); judged.Err == nil || evidence.IsVerdict(judged.Err) {
 			t.Errorf("%s: judged without challenge keys: %+v", name, judged)
 		}
 	}
@@ -111,22 +111,22 @@ func TestAProofWithoutItsHello(t *testing.T) {
 		if name == "no time of creation" {
 			created = time.Time{}
 		}
-		judged := judgeAt(p, proof, created, expires.Add(c.now))
+		judged := verifyAt(p, proof, created, expires.Add(c.now))
 		var refusals verifier.Refusals
 		if refused := errors.As(judged.Err, &refusals); judged.Err == nil || judged.EKUntrusted || refused != (c.want != "") || refused && refusals.Reason() != c.want {
 			t.Errorf("%s: %+v, want %q", name, judged, c.want)
 		}
 	}
-	if judged := judgeAt(p, proof, expires, time.Time{}); judged.Err == nil || evidence.IsVerdict(judged.Err) {
+	if judged := verifyAt(p, proof, expires, time.Time{}); judged.Err == nil || evidence.IsVerdict(judged.Err) {
 		t.Errorf("without a time: %+v", judged)
 	}
 }
 
-// A hello is judged by its own content, even if another hello is passed with it. A proof is judged
-// with the hello that it refers to.
-func TestAHelloIsJudgedByItself(t *testing.T) {
+// A hello is verified by its own content, even if another hello is passed with it. A proof is
+// verified with the hello that it refers to.
+func TestHelloIsVerifiedByItself(t *testing.T) {
 	p := Provider{Verifier: newTestVerifier(t)}
-	judge := func(request, hello *certificatesv1.CertificateSigningRequest) string {
+	verify := func(request, hello *certificatesv1.CertificateSigningRequest) string {
 		judged := p.Judge(t.Context(), evidence.Question{Request: request, Hello: hello, Named: true, Now: time.Now()})
 		if judged.Err == nil || judged.EK != "" {
 			t.Fatalf("%+v", judged)
@@ -136,10 +136,10 @@ func TestAHelloIsJudgedByItself(t *testing.T) {
 	hello, proof := requestWith(attestation.HelloSignerName), requestWith("example.com/signer")
 	nameless := requestWith(attestation.HelloSignerName)
 	nameless.Name = ""
-	if alone, other := judge(hello, nil), judge(hello, nameless); alone != other {
+	if alone, other := verify(hello, nil), verify(hello, nameless); alone != other {
 		t.Errorf("%q with another hello, %q without", other, alone)
 	}
-	if one, other := judge(proof, hello), judge(proof, nameless); one == other {
+	if one, other := verify(proof, hello), verify(proof, nameless); one == other {
 		t.Errorf("%q with each hello", one)
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/google/go-tpm/tpm2"
 )
 
-// The other way to judge a public area: go-tpm parses it, marshals it again, and marshals the
+// The other way to check a public area: go-tpm parses it, marshals it again, and marshals the
 // template with its key. It takes a hundred times as long, and must come to the same verdict.
 
 // otherwiseMade returns the key of an area that parses if the template made it; bad says that only
@@ -38,7 +38,7 @@ func sameVerdicts(t *testing.T, public []byte) {
 	t.Helper()
 	parsed, err := Parse(public)
 	parses := err == nil
-	judge := func(what string, template tpm2.TPMTPublic, key crypto.PublicKey, err error) (made bool) {
+	check := func(what string, template tpm2.TPMTPublic, key crypto.PublicKey, err error) (made bool) {
 		t.Helper()
 		var want crypto.PublicKey
 		var bad bool
@@ -55,14 +55,14 @@ func sameVerdicts(t *testing.T, public []byte) {
 		return made
 	}
 	ak, err := CheckAK(public)
-	judge("AK", AK(), ak, err)
+	check("AK", AK(), ak, err)
 
 	maker, ek, ekErr := CheckEK(public)
 	made := 0
 	for _, e := range EKs() {
 		area, key, err := e.Parse(public)
-		if judge(e.Name, e.Public, key, err) {
-			judge("EK", e.Public, ek, ekErr)
+		if check(e.Name, e.Public, key, err) {
+			check("EK", e.Public, ek, ekErr)
 			made++
 		}
 		if err == nil && (maker.Name != e.Name || !bytes.Equal(tpm2.Marshal(area), public)) {
@@ -211,7 +211,7 @@ func TestOnlyTheListMakesEKs(t *testing.T) {
 	}
 }
 
-// FuzzMade: bytes are judged as go-tpm judges them, as a whole and behind each template's head.
+// FuzzMade: bytes are accepted as go-tpm accepts them, as a whole and behind each template's head.
 func FuzzMade(f *testing.F) {
 	for _, public := range areas(f) {
 		f.Add(public)

@@ -79,7 +79,7 @@ func (s *server) mustKubectl(t *testing.T, args ...string) string {
 	return out
 }
 
-// try has the API server judge a manifest as a new object, strictly, without keeping it.
+// try creates a manifest's object strictly, as a dry run.
 func (s *server) try(t *testing.T, manifest string) error {
 	t.Helper()
 	_, err := s.kubectl(t, "create", "--dry-run=server", "--validate=strict", "--filename="+write(t, manifest))

@@ -25,15 +25,15 @@ import (
 
 const (
 	module = "../../.."
-	// stale is how many machines, at least, have a certificate that the backup does not know.
+	// stale is the minimum number of machines with a certificate that the backup does not have.
 	stale = 5
 )
 
-// size says how much is done, and for how long.
+// size has the numbers and times of a run.
 type size struct {
 	// machines have a record, a Node and a certificate when the run begins. joiners have none.
 	machines, joiners int
-	// rate is how many renew each minute, and joins one in how many of these is a joiner.
+	// rate is the number of renewals per minute. One in joins of them is a joiner.
 	rate, joins int
 	// steady is how long the memory of a controller grows after its start: client-go keeps Events
 	// for up to 12 minutes. warm comes between that and the first fault, and calm after each one.
@@ -49,7 +49,7 @@ type size struct {
 	least time.Duration
 	// refused is the pause of a machine that was denied.
 	refused time.Duration
-	// kept is how long a request is kept that has ended. kube-controller-manager keeps it for an
+	// kept is the time until a finished request is deleted. kube-controller-manager keeps it for an
 	// hour.
 	kept time.Duration
 	// impostors is the pause between two attempts of impostors, and look that between two
@@ -57,7 +57,7 @@ type size struct {
 	impostors, look time.Duration
 	// patience bounds each wait. A run that passes does not wait for it.
 	patience time.Duration
-	// faults are the names of those that are tried.
+	// faults are the names of the faults in this run.
 	faults []string
 	// bounds says that times and memory have to keep their bounds. In a short run they are those of
 	// a busy machine.
@@ -90,7 +90,7 @@ type campaign struct {
 	token    string
 	cluster  fleet.Cluster
 	replicas []*replica
-	judge    *judge
+	oracle   *oracle
 	dir      string
 
 	// machines renew, joiners join. attackers have a record and a certificate each, and want
@@ -115,8 +115,8 @@ type campaign struct {
 }
 
 // Machines renew, and a few join, while all that the controller needs fails, one thing after the
-// other. Impostors try all the time. Nobody gets a certificate but each machine its own, each
-// machine recovers from each fault, and the controller stays within the memory of its manifest.
+// other. Impostors try all the time. Each machine gets only its own certificate and recovers from
+// each fault, and the controller stays within the memory limit of its manifest.
 func TestCampaign(t *testing.T) {
 	c := newCampaign(t, sized(t, reliability.Size(t, "campaign", short, long)))
 	backup := filepath.Join(c.dir, "backup")
@@ -192,17 +192,17 @@ func newCampaign(t *testing.T, s size) *campaign {
 		harness.Must(t, step())
 	}
 	c.cluster = fleet.Cluster{URL: cp.ServerURL(), CA: cp.ServerCA(), Token: c.token, Issuer: cp.ClientCA().Certificate()}
-	c.judge = newJudge(c)
+	c.oracle = newOracle(c)
 	c.startReplicas()
 	return c
 }
 
-// begin has machines renew, and impostors try. It returns what ends both.
+// begin starts renewals and impostors. It returns a function that ends both.
 func (c *campaign) begin() (stop func()) {
 	ctx, cancel := context.WithCancel(c.ctx)
 	var wait sync.WaitGroup
-	c.wait.Go(func() { c.judge.follow(c.ctx) })
-	c.wait.Go(func() { c.judge.clean(c.ctx) })
+	c.wait.Go(func() { c.oracle.follow(c.ctx) })
+	c.wait.Go(func() { c.oracle.clean(c.ctx) })
 	c.wait.Go(func() { c.log.follow(ctx) })
 	c.log.began = time.Now()
 	wait.Go(func() { c.stream(ctx) })
@@ -214,14 +214,14 @@ func (c *campaign) begin() (stop func()) {
 	}
 }
 
-// sleep lets the run go on. What happens meanwhile is measured.
+// sleep lets the run continue for a while, and measures.
 func (c *campaign) sleep(d time.Duration) {
 	select {
 	case <-time.After(d):
 	case <-c.ctx.Done():
 		c.giveUp("the run was ended")
 	}
-	if c.judge.failed() {
+	if c.oracle.failed() {
 		c.log.say("there was a wrong decision")
 	}
 }
@@ -238,7 +238,7 @@ func (c *campaign) await(what string, condition func() bool) {
 	}
 }
 
-// giveUp ends the test, with what was measured so far.
+// giveUp ends the test, with the measurements so far.
 func (c *campaign) giveUp(why string) {
 	c.t.Helper()
 	c.t.Errorf("%s; %s", why, c.state())
@@ -247,7 +247,8 @@ func (c *campaign) giveUp(why string) {
 	c.t.FailNow()
 }
 
-// state is who still waits, for the message of a failure, and the ends of the controllers' logs.
+// state returns the waiting machines and the ends of the controllers' logs, for a failure's
+// message.
 func (c *campaign) state() string {
 	c.mu.Lock()
 	var names []string
@@ -264,13 +265,13 @@ func (c *campaign) state() string {
 	return text
 }
 
-// conclude checks what is left at the end, and prints what was measured.
+// conclude checks the final state, and prints the measurements.
 func (c *campaign) conclude() {
-	c.judge.settle()
+	c.oracle.settle()
 	c.checkRecords()
 	c.checkMemory()
 	c.log.report()
-	if c.judge.issuedCount() < len(c.machines) || c.judge.refusedForgeries() == 0 {
+	if c.oracle.issuedCount() < len(c.machines) || c.oracle.refusedForgeries() == 0 {
 		c.t.Error("too few machines got a certificate, or no impostor was refused")
 	}
 }

@@ -36,7 +36,7 @@ const (
 	policiesRemoved  = "admission policies removed"
 )
 
-// ours is the prefix of the names of what packaging/kubernetes installs.
+// ours is the prefix of the names of the objects in packaging/kubernetes.
 const ours = "node-attestation-"
 
 var (
@@ -55,7 +55,7 @@ type outage struct {
 	// when each machine that was renewing at that time had its certificate, and the backlog of
 	// later ones was gone.
 	from, repaired, recovered time.Time
-	// heldUp is how many machines were at it when it was repaired.
+	// heldUp is the number of machines that were renewing at the repair.
 	heldUp int
 }
 
@@ -68,7 +68,7 @@ func (c *campaign) isBacklogGone() bool {
 	return !c.size.bounds || c.atIt(time.Now()) <= int(backlog*time.Duration(c.size.rate)/time.Minute)
 }
 
-// try has a fault happen, and waits until each machine that it held up has its certificate.
+// try makes a fault, and waits until each machine that it delayed has its certificate.
 func (c *campaign) try(name string, fault func() error) {
 	c.t.Helper()
 	c.log.say("%s", name)
@@ -101,10 +101,10 @@ func (c *campaign) hold() error {
 func (c *campaign) faults(backup string, backedUp time.Time) map[string]func() error {
 	return map[string]func() error{
 		apiServerKilled: func() error {
-			return inTurn(c.APIServer().Stop, c.hold, func() error { return c.APIServer().Start(c.ctx) })
+			return runSteps(c.APIServer().Stop, c.hold, func() error { return c.APIServer().Start(c.ctx) })
 		},
 		etcdKilled: func() error {
-			return inTurn(c.StopEtcd, c.hold, func() error { return c.StartEtcd(c.ctx) })
+			return runSteps(c.StopEtcd, c.hold, func() error { return c.StartEtcd(c.ctx) })
 		},
 		leaderKilled: c.killLeader,
 		etcdCompacted: func() error {
@@ -135,7 +135,7 @@ func (c *campaign) faults(backup string, backedUp time.Time) map[string]func() e
 	}
 }
 
-// inForce is what the controller says of the policies, on the namespace.
+// inForce returns the status of the controller's condition about the policies.
 func (c *campaign) inForce() metav1.ConditionStatus {
 	space, err := c.Client().CoreV1().Namespaces().Get(c.ctx, namespace, metav1.GetOptions{})
 	if err != nil {
@@ -149,7 +149,7 @@ func (c *campaign) inForce() metav1.ConditionStatus {
 	return metav1.ConditionUnknown
 }
 
-func inTurn(steps ...func() error) error {
+func runSteps(steps ...func() error) error {
 	for _, step := range steps {
 		if err := step(); err != nil {
 			return err
@@ -274,11 +274,11 @@ func (c *campaign) removeCRD() error {
 // renew first: the records do not know their certificates.
 func (c *campaign) restore(backup string, backedUp time.Time) error {
 	// The controllers decide as soon as the API server is back, before Restore returns.
-	c.judge.expectRestore()
+	c.oracle.expectRestore()
 	if err := c.Restore(c.ctx, backup); err != nil {
 		return err
 	}
-	c.judge.restart()
+	c.oracle.restart()
 	for _, r := range c.replicas { // step 1
 		if err := r.stop(); err != nil {
 			c.log.say("replica %s: %s", r.name, firstLine(err)) // it had lost its Lease

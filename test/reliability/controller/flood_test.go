@@ -92,8 +92,8 @@ func (c *campaign) flood() {
 	c.log.say("the flood ends: %d requests were filed in %s, the API server refused %d", filed.Load(), round(took), refused.Load())
 	c.await("all have a certificate that the flood held up", func() bool { return c.atIt(c.log.flooded.repaired) == 0 && c.isBacklogGone() })
 	c.log.flooded.recovered = time.Now()
-	c.log.say("the requests of the flood are deleted from now on: %d", c.judge.deleteFlood())
-	c.await("the requests of the flood are deleted", c.judge.floodIsDeleted)
+	c.log.say("the requests of the flood are deleted from now on: %d", c.oracle.deleteFlood())
+	c.await("the requests of the flood are deleted", c.oracle.floodIsDeleted)
 	c.log.floodDeleted = time.Now()
 	c.log.say("they were deleted in %s", round(c.log.floodDeleted.Sub(c.log.flooded.recovered)))
 }

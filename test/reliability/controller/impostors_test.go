@@ -54,7 +54,7 @@ var forgeries = []forgery{
 		return c.pose(ctx, victim, c.strangers[n%2].Provider, certificate, key)
 	}},
 	{"the victim's hello, and a proof with a quote that was seen", func(ctx context.Context, c *campaign, victim *machine, n int) error {
-		seen := c.judge.proof(n)
+		seen := c.oracle.proof(n)
 		if seen == nil {
 			return errUnseen
 		}
@@ -141,7 +141,7 @@ func outcome(err error) string {
 func (c *campaign) pose(ctx context.Context, victim *machine, with provider.Challenger, certificate, key []byte) error {
 	posing := &fleet.Machine{Name: victim.Name, ID: victim.ProviderID(), Provider: with, Certificate: bytes.Clone(certificate), Key: key}
 	cluster := c.cluster
-	cluster.Wrap = c.judge.wrap(filing{by: impostor, name: victim.Name})
+	cluster.Wrap = c.oracle.wrap(filing{by: impostor, name: victim.Name})
 	_, err := posing.Attest(ctx, cluster)
 	if err == nil {
 		c.t.Errorf("WRONG DECISION: an impostor got a certificate for %s", victim.Name)
@@ -150,15 +150,15 @@ func (c *campaign) pose(ctx context.Context, victim *machine, with provider.Chal
 	return err
 }
 
-// replay files a proof that was seen once more. The judge sees what becomes of it.
+// replay files a proof that was seen once more. The oracle checks how it is decided.
 func (c *campaign) replay(ctx context.Context, n int, certificate, key []byte) error {
-	seen := c.judge.proof(n)
+	seen := c.oracle.proof(n)
 	if seen == nil {
 		return errUnseen
 	}
 	own := &fleet.Machine{Certificate: certificate, Key: key}
 	cluster := c.cluster
-	cluster.Wrap = c.judge.wrap(filing{by: impostor})
+	cluster.Wrap = c.oracle.wrap(filing{by: impostor})
 	api, err := csr.NewClient(own.Credential(cluster))
 	if err != nil {
 		return err
@@ -177,6 +177,6 @@ func (c *campaign) replay(ctx context.Context, n int, certificate, key []byte) e
 // asToken is the credential of the bootstrap token that all machines share.
 func (c *campaign) asToken() *rest.Config {
 	cluster := c.cluster
-	cluster.Wrap = c.judge.wrap(filing{by: flooder})
+	cluster.Wrap = c.oracle.wrap(filing{by: flooder})
 	return (&fleet.Machine{}).Credential(cluster)
 }

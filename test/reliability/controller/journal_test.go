@@ -297,9 +297,9 @@ func (l *journal) report() {
 	if p99 := quantile(calm, .99); c.size.bounds && p99 > bound || len(calm) == 0 {
 		c.t.Errorf("outside of an outage the 99th percentile is %s, of %d", p99, len(calm))
 	}
-	l.say("requests of honest machines that ended without a certificate: %s", c.judge.summary(honest))
-	l.say("requests of impostors: %s", c.judge.summary(impostor))
-	l.say("requests of the flood: %s", c.judge.summary(flooder))
+	l.say("requests of honest machines that ended without a certificate: %s", c.oracle.summary(honest))
+	l.say("requests of impostors: %s", c.oracle.summary(impostor))
+	l.say("requests of the flood: %s", c.oracle.summary(flooder))
 	l.say("the records of %d nodes were deleted after the restore", l.deleted.Load())
 	l.say("denials that machines saw: %v; attempts that failed: %v", reasons, failures)
 	c.mu.Lock()
@@ -307,5 +307,5 @@ func (l *journal) report() {
 		c.t.Logf("%6d  %s", c.forged[name], name)
 	}
 	c.mu.Unlock()
-	l.say("%d certificates were judged, %d wrong decisions", c.judge.issuedCount(), c.judge.wrongCount())
+	l.say("%d certificates were checked, %d wrong decisions", c.oracle.issuedCount(), c.oracle.wrongCount())
 }

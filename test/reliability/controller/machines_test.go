@@ -264,7 +264,7 @@ func (c *campaign) stream(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		m := c.turn(n%c.size.joins == 0)
+		m := c.nextMachine(n%c.size.joins == 0)
 		if m == nil {
 			c.log.skipped.Add(1)
 			continue
@@ -276,8 +276,8 @@ func (c *campaign) stream(ctx context.Context) {
 	}
 }
 
-// turn returns who is next, locked: nil if too many are at it.
-func (c *campaign) turn(joiner bool) *machine {
+// nextMachine returns the next machine, locked. It returns nil if too many attest already.
+func (c *campaign) nextMachine(joiner bool) *machine {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.pending) >= mostAtOnce {
@@ -314,7 +314,7 @@ func (c *campaign) turn(joiner bool) *machine {
 func (c *campaign) attest(m *machine) {
 	taken := enrolment{began: time.Now(), joined: m.Certificate == nil}
 	cluster := c.cluster
-	cluster.Wrap = c.judge.wrap(filing{by: honest, name: m.Name})
+	cluster.Wrap = c.oracle.wrap(filing{by: honest, name: m.Name})
 	certificate, key, pause := m.Certificate, m.Key, firstPause
 	for {
 		ctx, cancel := context.WithTimeout(c.ctx, attemptTimeout)

@@ -15,8 +15,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// The judge notices each kind of wrong decision, and no right one.
-func TestJudge(t *testing.T) {
+// The oracle reports each kind of wrong decision, and no right one.
+func TestOracle(t *testing.T) {
 	ca, err := testbed.NewCA("ca")
 	harness.Must(t, err)
 	request := func(name string) *certificatesv1.CertificateSigningRequest {
@@ -54,20 +54,20 @@ func TestJudge(t *testing.T) {
 		"a denial":             {filing{honest, "a"}, denied("NodeNameMismatch"), true},
 		"an impostor's denial": {filing{impostor, "a"}, denied("NodeNameMismatch"), false},
 	} {
-		j := &judge{c: &campaign{}, report: t.Logf, all: map[string]*verdict{}, reasons: map[author]map[string]int{honest: {}, impostor: {}, flooder: {}}}
-		j.filed(c.object.Name, c.by)
+		o := &oracle{c: &campaign{}, report: t.Logf, all: map[string]*verdict{}, reasons: map[author]map[string]int{honest: {}, impostor: {}, flooder: {}}}
+		o.filed(c.object.Name, c.by)
 		for range 2 {
-			j.see(c.object)
+			o.see(c.object)
 		}
-		if j.failed() != c.wrong {
-			t.Errorf("%s: wrong decision: %t", what, j.failed())
+		if o.failed() != c.wrong {
+			t.Errorf("%s: wrong decision: %t", what, o.failed())
 		}
 		if c.wrong || len(c.object.Status.Certificate) == 0 {
 			continue
 		}
 		again := request("a")
 		again.Name, again.Spec = c.object.Name, c.object.Spec
-		if j.see(again); !j.failed() {
+		if o.see(again); !o.failed() {
 			t.Errorf("%s: a second certificate was not noticed", what)
 		}
 	}

@@ -63,7 +63,7 @@ func report(t *testing.T, side side, w *world, what string, from, to, unit time.
 // were renewed last.
 func safe(t *testing.T, side side, w *world, left float64) {
 	t.Helper()
-	t.Logf("%s: least part of a lifetime left at a renewal: %.3f; judgements queued at most: %d", side.name, w.leastLeft, w.mostQueued)
+	t.Logf("%s: least part of a lifetime left at a renewal: %.3f; decisions queued at most: %d", side.name, w.leastLeft, w.mostQueued)
 	if w.ended > 0 || w.leastLeft < left {
 		t.Errorf("%s: %d certificates have ended, and %.3f of a lifetime was left", side.name, w.ended, w.leastLeft)
 	}

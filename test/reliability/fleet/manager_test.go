@@ -77,7 +77,7 @@ func (m *manager) fails() {
 	m.at(m.now+pause, event{node: m.index, kind: runs})
 }
 
-func (m *manager) judged(number int) {
+func (m *manager) decided(number int) {
 	if number != m.number || !m.waits {
 		return
 	}

@@ -123,7 +123,7 @@ func (p *plugin) follows() {
 	}
 }
 
-func (p *plugin) judged(number int) {
+func (p *plugin) decided(number int) {
 	if number != p.number {
 		return
 	}

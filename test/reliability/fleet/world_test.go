@@ -30,8 +30,9 @@ type node interface {
 	join(age time.Duration) bool
 	// wake is called at a time that the node asked for by world.at.
 	wake(what event)
-	// judged is called once the controller has judged the request that was filed with this number.
-	judged(number int)
+	// decided is called once the controller has decided the request that was filed with this
+	// number.
+	decided(number int)
 }
 
 // event is why a node is woken. number tells a worker from the one before.
@@ -70,7 +71,7 @@ type world struct {
 	now         time.Duration
 	nodes       []node
 	events      [][]event // by second
-	queue       []judgement
+	queue       []decision
 	tokens      float64
 	rate        fairqueue.Rate
 	random      *rand.Rand
@@ -82,7 +83,7 @@ type world struct {
 	ended       int     // certificates that ended before the next one was there
 }
 
-type judgement struct{ node, number int }
+type decision struct{ node, number int }
 
 func newWorld(lifetime, length time.Duration) *world {
 	return &world{
@@ -136,7 +137,7 @@ func (w *world) send(what call, n int) bool {
 
 // file puts a request before the controller.
 func (w *world) file(node, number int) {
-	w.queue = append(w.queue, judgement{node, number})
+	w.queue = append(w.queue, decision{node, number})
 	w.mostQueued = max(w.mostQueued, len(w.queue))
 }
 
@@ -168,7 +169,7 @@ func (w *world) renewed(before *x509.Certificate) {
 func (w *world) run() {
 	for second := range w.events {
 		w.now = time.Duration(second) * time.Second
-		w.judge()
+		w.decide()
 		for _, e := range w.events[second] {
 			w.nodes[e.node].wake(e)
 		}
@@ -176,8 +177,8 @@ func (w *world) run() {
 	}
 }
 
-// judge has the controller judge what waits, as fast as its rate for a cluster allows.
-func (w *world) judge() {
+// decide lets the controller decide queued requests, as fast as its rate for a cluster allows.
+func (w *world) decide() {
 	w.tokens = min(w.tokens+float64(time.Second)/float64(w.rate.Every), float64(w.rate.Burst))
 	if w.api.has(w.now) || w.signer.has(w.now) {
 		return
@@ -186,7 +187,7 @@ func (w *world) judge() {
 	batch := w.queue[:n]
 	w.queue, w.tokens = w.queue[n:], w.tokens-float64(n)
 	for _, j := range batch {
-		w.nodes[j.node].judged(j.number)
+		w.nodes[j.node].decided(j.number)
 	}
 }
 

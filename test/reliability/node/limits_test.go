@@ -76,8 +76,8 @@ func TestTasksLimit(t *testing.T) {
 // nothing, and without the limit the node gets its certificate, by the request that was filed.
 func (u *unit) enrolsBelow(t *testing.T, what string, s search, limited func(int64) (group, func() string)) {
 	t.Helper()
-	u.lowers(t, "enrolment, "+what, s, limited, []string{"--wait-timeout=10s"}, func() (judge func(harness.Result)) {
-		u.Loses(t)
+	u.lowers(t, "enrolment, "+what, s, limited, []string{"--wait-timeout=10s"}, func() (check func(harness.Result)) {
+		u.RemoveState(t)
 		hellosBefore, proofsBefore := harness.Requests(t, shared, u.Name)
 		return func(r harness.Result) {
 			u.isWhole(t)
@@ -100,8 +100,8 @@ func (u *unit) enrolsBelow(t *testing.T, what string, s search, limited func(int
 // lowered. So it starts a worker, too, and does not wait for it.
 func (u *unit) printsBelow(t *testing.T, what string, s search, limited func(int64) (group, func() string)) {
 	t.Helper()
-	u.lowers(t, "a valid certificate, "+what, s, limited, nil, func() (judge func(harness.Result)) {
-		u.Loses(t)
+	u.lowers(t, "a valid certificate, "+what, s, limited, nil, func() (check func(harness.Result)) {
+		u.RemoveState(t)
 		old := u.due(t)
 		return func(r harness.Result) {
 			harness.WorkerEnds(t, u.Certs())
@@ -118,17 +118,17 @@ func (u *unit) printsBelow(t *testing.T, what string, s search, limited func(int
 
 // lowers runs the plugin below a limit that is lowered, and logs the lowest one at which every try
 // succeeds. A run that fails prints no certificate. prepare comes before each run, and returns what
-// judges it.
+// checks it.
 func (u *unit) lowers(t *testing.T, what string, s search, limited func(int64) (group, func() string), args []string, prepare func() func(harness.Result)) {
 	t.Helper()
 	lowest, failed := int64(0), map[int]int{}
 	for limit := s.most; limit >= s.least; limit -= s.step {
 		good := 0
 		for range s.tries {
-			judge := prepare()
+			check := prepare()
 			g, usage := limited(limit)
 			r := u.runIn(t, g, args...)
-			judge(r)
+			check(r)
 			used := usage()
 			harness.Must(t, g.Remove())
 			if r.Code == 0 {

@@ -39,7 +39,7 @@ const stolenGap = 40 * time.Second
 
 var dryRun = []string{metav1.DryRunAll}
 
-// tryWrite has an API server judge a renewal of the node's Lease, which it then does not store.
+// tryWrite sends an API server a renewal of the node's Lease as a dry run.
 func tryWrite(ctx context.Context, api kubernetes.Interface, node string) error {
 	_, err := api.CoordinationV1().Leases(corev1.NamespaceNodeLease).Patch(ctx, node, types.MergePatchType, []byte(`{}`), metav1.PatchOptions{DryRun: dryRun})
 	return err

@@ -66,7 +66,7 @@ func newBench(t *testing.T, o swtpm.Options) *bench {
 }
 
 // renew makes what a renewal makes: a hello, a proof, and the annotation that shows the origin of a
-// request. The verifier judges the proof. An enrolment makes no annotation.
+// request. The verifier accepts the proof. An enrolment makes no annotation.
 func (b *bench) renew(ctx context.Context) error {
 	ctx = klog.NewContext(ctx, klog.Logger{}) // thousands would log which key they choose
 	if _, err := b.machine.Attest(ctx); err != nil {

@@ -103,19 +103,19 @@ func TestVerifyRecord(t *testing.T) {
 		code   int
 		says   []string
 	}{
-		"as it is": {good, nil, 0, []string{"outcome Approve", "the record agrees with its archive"}},
+		"as it is": {good, nil, 0, []string{"outcome Approve", "the decision record agrees with its archive"}},
 		"of another signer": {good, func(r *decisionlog.Record) {
 			r.Outcome, r.ID, r.Certificate, r.Archive.Certificate = decisionlog.Approved, r.Request.UID+"/Approved", nil, nil
-		}, 0, []string{"the record agrees"}},
-		"made from the NodeAttestation": {good, func(r *decisionlog.Record) { r.Recovered, r.Evidence.PCRs = true, nil }, 0, []string{"the record agrees"}},
+		}, 0, []string{"the decision record agrees"}},
+		"made from the NodeAttestation": {good, func(r *decisionlog.Record) { r.Recovered, r.Evidence.PCRs = true, nil }, 0, []string{"the decision record agrees"}},
 		// the proof came in time
-		"a day later":                 {append([]string{"--time", decided.Add(24 * time.Hour).Format(time.RFC3339)}, good...), nil, 0, []string{"the record agrees"}},
+		"a day later":                 {append([]string{"--time", decided.Add(24 * time.Hour).Format(time.RFC3339)}, good...), nil, 0, []string{"the decision record agrees"}},
 		"a day before":                {append([]string{"--time", decided.Add(-24 * time.Hour).Format(time.RFC3339)}, good...), nil, codeRefused, []string{"FAIL  evidence", "does not show"}},
 		"without keys":                {good[:2], nil, codeRefused, []string{"AttestationChallengeKeyUnknown", "without --challenge-keys"}},
 		"another inventory":           {append([]string{"--inventory", other}, good[2:]...), nil, codeRefused, []string{"NodeNameMismatch"}},
-		"without an archive":          {good, func(r *decisionlog.Record) { r.Archive = nil }, codeRefused, []string{"not judged: the record has no archive"}},
+		"without an archive":          {good, func(r *decisionlog.Record) { r.Archive = nil }, codeRefused, []string{"not judged: the decision record has no archive"}},
 		"a denial without an archive": {good, func(r *decisionlog.Record) { r.Outcome, r.Archive = decisionlog.Denied, nil }, 0, []string{"not judged"}},
-		"a denial":                    {good, func(r *decisionlog.Record) { r.Outcome, r.ID = decisionlog.Denied, r.Request.UID+"/Denied" }, 0, []string{"the record agrees"}},
+		"a denial":                    {good, func(r *decisionlog.Record) { r.Outcome, r.ID = decisionlog.Denied, r.Request.UID+"/Denied" }, 0, []string{"the decision record agrees"}},
 		"another signer's": {good, func(r *decisionlog.Record) {
 			r.Archive.Request.Spec.SignerName, r.Request.SignerName = "example.com/x", "example.com/x"
 		}, codeRefused, []string{"not judged: signer"}},
@@ -125,7 +125,7 @@ func TestVerifyRecord(t *testing.T) {
 		"digest of the proof":      {good, func(r *decisionlog.Record) { r.Request.SHA256 = decisionlog.DigestOf(nil) }, codeRefused, []string{"request.sha256 is not that of the archived request"}},
 		"digest of the hello":      {good, func(r *decisionlog.Record) { r.Hello.SHA256 = decisionlog.DigestOf(nil) }, codeRefused, []string{"hello.sha256"}},
 		"no hello":                 {good, func(r *decisionlog.Record) { r.Hello, r.Archive.Hello = nil, nil }, codeRefused, []string{"HelloNotFound"}},
-		"hello of the record":      {good, func(r *decisionlog.Record) { r.Hello = nil }, codeRefused, []string{"hello is in one of"}},
+		"hello of the record":      {good, func(r *decisionlog.Record) { r.Hello = nil }, codeRefused, []string{"hello is in only one of"}},
 		"name":                     {good, func(r *decisionlog.Record) { r.Request.Name = "other" }, codeRefused, []string{"request.name"}},
 		"both names":               {good, func(r *decisionlog.Record) { r.Request.Name, r.Archive.Request.Name = "other", "other" }, codeRefused, []string{"AttestationQuoteMAC"}},
 		"UID":                      {good, func(r *decisionlog.Record) { r.Request.UID = "other" }, codeRefused, []string{"request.uid"}},

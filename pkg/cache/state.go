@@ -13,8 +13,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 )
 
-// recordVersion is the version of the two JSON files. A file of another version is set aside.
-const recordVersion = 1
+// fileVersion is the version of the two JSON files. A file of another version is set aside.
+const fileVersion = 1
 
 // Pending is the request under way. It is written before the network call that it describes. So
 // after a crash the next worker continues with the same key and the same names, and does not file
@@ -175,10 +175,10 @@ type Phase struct {
 // parsePending reads a pending file strictly.
 func parsePending(data []byte) (*Pending, error) {
 	var p Pending
-	if err := decodeRecord(data, &p, true); err != nil {
+	if err := decodeFile(data, &p, true); err != nil {
 		return nil, err
 	}
-	if p.Version != recordVersion {
+	if p.Version != fileVersion {
 		return nil, errors.New("it was written by another version of this program")
 	}
 	if p.NodeName == "" || p.Provider == "" || p.SignerName == "" || p.Cluster.Server == "" || len(p.Key) == 0 || len(p.Requests) == 0 {
@@ -196,17 +196,17 @@ func parsePending(data []byte) (*Pending, error) {
 // and what the provider is to remember must not be lost.
 func parseState(data []byte) (*State, error) {
 	var s State
-	if err := decodeRecord(data, &s, false); err != nil {
+	if err := decodeFile(data, &s, false); err != nil {
 		return nil, err
 	}
-	if s.Version != recordVersion || s.Failures < 0 || s.Refusals < 0 || s.Hasty < 0 {
+	if s.Version != fileVersion || s.Failures < 0 || s.Refusals < 0 || s.Hasty < 0 {
 		return nil, errors.New("it was written by another version of this program")
 	}
 	return &s, nil
 }
 
-// decodeRecord never quotes the content, which may be a key.
-func decodeRecord(data []byte, into any, strict bool) error {
+// decodeFile never quotes the content, which may be a key.
+func decodeFile(data []byte, into any, strict bool) error {
 	decoder := json.NewDecoder(bytes.NewReader(data))
 	if strict {
 		decoder.DisallowUnknownFields()
@@ -215,7 +215,7 @@ func decodeRecord(data []byte, into any, strict bool) error {
 		return errors.New("it is not the JSON that this program writes")
 	}
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("something follows its JSON")
+		return errors.New("there is data after its JSON")
 	}
 	return nil
 }
@@ -223,19 +223,19 @@ func decodeRecord(data []byte, into any, strict bool) error {
 // Pending returns the request under way, nil if there is none. If MustBeSetAside returns true for
 // the error, call SetAside.
 func (d Dir) Pending() (*Pending, error) {
-	return readRecord(d, PendingFile, parsePending)
+	return readJSON(d, PendingFile, parsePending)
 }
 
 // State returns how the last worker ended. It is the zero State if none has ended.
 func (d Dir) State() (*State, error) {
-	s, err := readRecord(d, StateFile, parseState)
+	s, err := readJSON(d, StateFile, parseState)
 	if s == nil && err == nil {
 		s = &State{}
 	}
 	return s, err
 }
 
-func readRecord[T any](d Dir, name string, parse func([]byte) (*T, error)) (*T, error) {
+func readJSON[T any](d Dir, name string, parse func([]byte) (*T, error)) (*T, error) {
 	data, exposed, err := d.Read(name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -246,17 +246,17 @@ func readRecord[T any](d Dir, name string, parse func([]byte) (*T, error)) (*T, 
 		// Unlike the current certificate, a pending key can be replaced without loss.
 		return nil, &damagedFileError{d.File(name), "others may read the key in it"}
 	}
-	record, err := parse(data)
+	content, err := parse(data)
 	if err != nil {
 		return nil, &damagedFileError{d.File(name), err.Error()}
 	}
-	return record, nil
+	return content, nil
 }
 
-// SetPending writes down the request under way, durably.
+// SetPending writes the request under way, durably.
 func (l *Lock) SetPending(p *Pending) error {
-	p.Version = recordVersion
-	return l.writeRecord(PendingFile, p)
+	p.Version = fileVersion
+	return l.writeJSON(PendingFile, p)
 }
 
 // ForgetPending removes the pending file and the key in it.
@@ -265,14 +265,14 @@ func (l *Lock) ForgetPending() error { return l.dir.remove(PendingFile) }
 // RemoveBootstrap removes the bootstrap kubeconfig.
 func (l *Lock) RemoveBootstrap() error { return l.dir.remove(BootstrapFile) }
 
-// SetState writes down how the worker ended.
+// SetState writes how the last worker ended.
 func (l *Lock) SetState(s *State) error {
-	s.Version = recordVersion
-	return l.writeRecord(StateFile, s)
+	s.Version = fileVersion
+	return l.writeJSON(StateFile, s)
 }
 
-func (l *Lock) writeRecord(name string, record any) error {
-	data, err := json.MarshalIndent(record, "", "  ")
+func (l *Lock) writeJSON(name string, content any) error {
+	data, err := json.MarshalIndent(content, "", "  ")
 	if err != nil {
 		return err
 	}

@@ -67,8 +67,8 @@ type verdict struct {
 	exists bool
 }
 
-// judge sees each version of each request, and knows who filed it. So it sees each decision.
-type judge struct {
+// oracle sees each version of each request, and knows who filed it. So it can check each decision.
+type oracle struct {
 	c   *campaign
 	api certificatesclient.CertificateSigningRequestInterface
 	// report is called for each wrong decision.
@@ -96,28 +96,28 @@ type ended struct {
 // compare orders by the time of the deletion.
 func (e ended) compare(other ended) int { return e.at.Compare(other.at) }
 
-func newJudge(c *campaign) *judge {
+func newOracle(c *campaign) *oracle {
 	config := c.AdminConfig()
 	config.ContentType, config.AcceptContentTypes = "application/vnd.kubernetes.protobuf", "application/vnd.kubernetes.protobuf"
 	api, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	return &judge{
+	return &oracle{
 		c: c, report: c.t.Errorf, api: api.CertificatesV1().CertificateSigningRequests(), all: map[string]*verdict{}, next: make(chan struct{}),
 		reasons: map[author]map[string]int{honest: {}, impostor: {}, flooder: {}},
 	}
 }
 
 // filed says who files a request, before it is filed.
-func (j *judge) filed(name string, by filing) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	j.all[name] = &verdict{filing: by}
+func (o *oracle) filed(name string, by filing) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.all[name] = &verdict{filing: by}
 }
 
 // wrap notes whose requests a client files.
-func (j *judge) wrap(by filing) func(http.RoundTripper) http.RoundTripper {
+func (o *oracle) wrap(by filing) func(http.RoundTripper) http.RoundTripper {
 	return func(next http.RoundTripper) http.RoundTripper {
 		return roundTrip(func(request *http.Request) (*http.Response, error) {
 			if request.Method != http.MethodPost || request.Body == nil {
@@ -136,7 +136,7 @@ func (j *judge) wrap(by filing) func(http.RoundTripper) http.RoundTripper {
 			if err := json.Unmarshal(content, &object); err != nil {
 				return nil, err
 			}
-			j.filed(object.Metadata.Name, by)
+			o.filed(object.Metadata.Name, by)
 			request.Body = io.NopCloser(bytes.NewReader(content))
 			return next.RoundTrip(request)
 		})
@@ -147,29 +147,29 @@ type roundTrip func(*http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(request *http.Request) (*http.Response, error) { return f(request) }
 
-// expectRestore tells the judge that etcd is about to be restored. From now on a request may be
+// expectRestore prepares the oracle for a restore of etcd. From now on a request may be
 // issued a second time, and a request may be denied because its record is older than it.
-func (j *judge) expectRestore() {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	j.restored = true
+func (o *oracle) expectRestore() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.restored = true
 }
 
-// restart has the judge list all requests again: after a restore its watch waits for versions that
-// are still to come.
-func (j *judge) restart() {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	close(j.next)
-	j.next = make(chan struct{})
+// restart makes the oracle list all requests again: after a restore its watch waits for versions
+// that are still to come.
+func (o *oracle) restart() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	close(o.next)
+	o.next = make(chan struct{})
 }
 
 // follow lists and watches all requests until ctx ends.
-func (j *judge) follow(ctx context.Context) {
+func (o *oracle) follow(ctx context.Context) {
 	for ctx.Err() == nil {
-		j.mu.Lock()
-		next := j.next
-		j.mu.Unlock()
+		o.mu.Lock()
+		next := o.next
+		o.mu.Unlock()
 		within, cancel := context.WithCancel(ctx)
 		go func() {
 			select {
@@ -178,7 +178,7 @@ func (j *judge) follow(ctx context.Context) {
 			}
 			cancel()
 		}()
-		_ = j.look(within) // what was missed is in the next list
+		_ = o.look(within) // what was missed is in the next list
 		cancel()
 		select {
 		case <-ctx.Done():
@@ -188,13 +188,13 @@ func (j *judge) follow(ctx context.Context) {
 }
 
 // look lists, and watches until that breaks off.
-func (j *judge) look(ctx context.Context) error {
-	version, err := j.list(ctx)
+func (o *oracle) look(ctx context.Context) error {
+	version, err := o.list(ctx)
 	if err != nil {
 		return err
 	}
 	for {
-		w, err := j.api.Watch(ctx, metav1.ListOptions{ResourceVersion: version, AllowWatchBookmarks: true})
+		w, err := o.api.Watch(ctx, metav1.ListOptions{ResourceVersion: version, AllowWatchBookmarks: true})
 		if err != nil {
 			return err
 		}
@@ -208,7 +208,7 @@ func (j *judge) look(ctx context.Context) error {
 			events++
 			version = object.ResourceVersion
 			if event.Type == watch.Added || event.Type == watch.Modified {
-				j.see(object)
+				o.see(object)
 			}
 		}
 		if events == 0 {
@@ -217,15 +217,15 @@ func (j *judge) look(ctx context.Context) error {
 	}
 }
 
-func (j *judge) list(ctx context.Context) (version string, err error) {
+func (o *oracle) list(ctx context.Context) (version string, err error) {
 	options := metav1.ListOptions{Limit: pageSize}
 	for {
-		page, err := j.api.List(ctx, options)
+		page, err := o.api.List(ctx, options)
 		if err != nil {
 			return "", err
 		}
 		for i := range page.Items {
-			j.see(&page.Items[i])
+			o.see(&page.Items[i])
 		}
 		if options.Continue = page.Continue; options.Continue == "" {
 			return page.ResourceVersion, nil
@@ -233,18 +233,18 @@ func (j *judge) list(ctx context.Context) (version string, err error) {
 	}
 }
 
-// see judges one version of a request.
-func (j *judge) see(object *certificatesv1.CertificateSigningRequest) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	v := j.all[object.Name]
+// see checks one version of a request.
+func (o *oracle) see(object *certificatesv1.CertificateSigningRequest) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	v := o.all[object.Name]
 	if v == nil { // such as one that tries the policies
 		v = &verdict{}
-		j.all[object.Name] = v
+		o.all[object.Name] = v
 	}
 	v.exists = true
 	if len(object.Status.Certificate) > 0 {
-		j.seeCertificate(v, object)
+		o.seeCertificate(v, object)
 	}
 	refusal := ""
 	for _, condition := range object.Status.Conditions {
@@ -255,21 +255,21 @@ func (j *judge) see(object *certificatesv1.CertificateSigningRequest) {
 	if refusal != "" && v.refused != refusal {
 		v.refused = refusal
 		if v.by != 0 {
-			j.reasons[v.by][refusal]++
+			o.reasons[v.by][refusal]++
 		}
-		if v.by == honest && !j.allowed(refusal) {
-			j.fault("%s of %s was refused: %+v", object.Name, v.name, object.Status.Conditions)
+		if v.by == honest && !o.allowed(refusal) {
+			o.fault("%s of %s was refused: %+v", object.Name, v.name, object.Status.Conditions)
 		}
 	}
 	if (refusal != "" || len(object.Status.Certificate) > 0) && !v.ended {
 		v.ended = true
-		j.ended = append(j.ended, ended{object.Name, time.Now().Add(j.c.size.kept)})
+		o.ended = append(o.ended, ended{object.Name, time.Now().Add(o.c.size.kept)})
 	}
 }
 
 // allowed reports whether an honest machine's request may be refused for a reason. A hello ends so,
 // with its proof or its time. After a restore, docs/operations.md says which others there are.
-func (j *judge) allowed(reason string) bool {
+func (o *oracle) allowed(reason string) bool {
 	switch verifier.Reason(reason) {
 	case attestation.ReasonCompleted, attestation.ReasonExpired, verifier.ReasonHelloExpired:
 		return true
@@ -278,32 +278,32 @@ func (j *judge) allowed(reason string) bool {
 		verifier.ReasonNodeAlreadyRegistered,
 		// the record was deleted after the approval, which is valid only together with it
 		verifier.ReasonApprovedWithoutAttestation:
-		return j.restored
+		return o.restored
 	}
 	return false
 }
 
 // seeCertificate checks that a certificate is for the machine that asked, and its key.
-func (j *judge) seeCertificate(v *verdict, object *certificatesv1.CertificateSigningRequest) {
+func (o *oracle) seeCertificate(v *verdict, object *certificatesv1.CertificateSigningRequest) {
 	sum := sha256.Sum256(object.Status.Certificate)
 	if v.certificate == sum {
 		return
 	}
-	if v.certificate != ([sha256.Size]byte{}) && !j.restored {
-		j.fault("%s of %s has a second certificate", object.Name, v.name)
+	if v.certificate != ([sha256.Size]byte{}) && !o.restored {
+		o.fault("%s of %s has a second certificate", object.Name, v.name)
 	}
 	v.certificate = sum
-	j.issued++
+	o.issued++
 	_, leaf, err := csr.ParseCertificates(object.Status.Certificate)
 	if err != nil {
-		j.fault("%s: %v", object.Name, err)
+		o.fault("%s: %v", object.Name, err)
 		return
 	}
 	if v.by != honest || leaf.Subject.CommonName != "system:node:"+v.name || !slices.Equal(leaf.Subject.Organization, []string{"system:nodes"}) || !isFor(leaf, object) {
-		j.fault("%s, which author %d with the name %q filed, has a certificate for %s", object.Name, v.by, v.name, leaf.Subject)
+		o.fault("%s, which author %d with the name %q filed, has a certificate for %s", object.Name, v.by, v.name, leaf.Subject)
 	}
-	if j.proofs = append(j.proofs, object); len(j.proofs) > keptProofs {
-		j.proofs = j.proofs[1:]
+	if o.proofs = append(o.proofs, object); len(o.proofs) > keptProofs {
+		o.proofs = o.proofs[1:]
 	}
 }
 
@@ -321,32 +321,32 @@ func isFor(leaf *x509.Certificate, object *certificatesv1.CertificateSigningRequ
 }
 
 // fault is a wrong decision.
-func (j *judge) fault(format string, args ...any) {
-	j.wrong++
-	if j.wrong <= 20 {
-		j.report("WRONG DECISION: "+format, args...)
+func (o *oracle) fault(format string, args ...any) {
+	o.wrong++
+	if o.wrong <= 20 {
+		o.report("WRONG DECISION: "+format, args...)
 	}
 }
 
 // clean deletes what has ended, as kube-controller-manager does.
-func (j *judge) clean(ctx context.Context) {
+func (o *oracle) clean(ctx context.Context) {
 	work := make(chan string)
 	var wait sync.WaitGroup
 	for range cleaners {
 		wait.Go(func() {
 			for name := range work {
-				if err := j.api.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && ctx.Err() == nil && !strings.Contains(err.Error(), "not found") {
-					j.later(name)
+				if err := o.api.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && ctx.Err() == nil && !strings.Contains(err.Error(), "not found") {
+					o.later(name)
 					continue
 				}
-				j.deleted(name)
+				o.deleted(name)
 			}
 		})
 	}
 	defer wait.Wait()
 	defer close(work)
 	for {
-		name := j.due()
+		name := o.due()
 		if name == "" {
 			select {
 			case <-ctx.Done():
@@ -363,15 +363,15 @@ func (j *judge) clean(ctx context.Context) {
 	}
 }
 
-func (j *judge) due() string {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if len(j.ended) == 0 || time.Now().Before(j.ended[0].at) {
+func (o *oracle) due() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if len(o.ended) == 0 || time.Now().Before(o.ended[0].at) {
 		return ""
 	}
-	name := j.ended[0].name
-	j.ended = j.ended[1:]
-	if v := j.all[name]; v != nil {
+	name := o.ended[0].name
+	o.ended = o.ended[1:]
+	if v := o.all[name]; v != nil {
 		v.ended = false // where it comes back from a backup
 	}
 	return name
@@ -379,108 +379,108 @@ func (j *judge) due() string {
 
 // deleteFlood has the cleaners delete the requests of a flood, as an operator does, and returns how
 // many there are. The controller would deny them at their deadlines.
-func (j *judge) deleteFlood() (count int) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
+func (o *oracle) deleteFlood() (count int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	now := time.Now()
-	for i := range j.ended {
-		if j.all[j.ended[i].name].by == flooder {
-			j.ended[i].at = now
+	for i := range o.ended {
+		if o.all[o.ended[i].name].by == flooder {
+			o.ended[i].at = now
 		}
 	}
-	for name, v := range j.all {
+	for name, v := range o.all {
 		if v.by != flooder || !v.exists {
 			continue
 		}
 		if count++; !v.ended {
 			v.ended = true
-			j.ended = append(j.ended, ended{name, now})
+			o.ended = append(o.ended, ended{name, now})
 		}
 	}
-	slices.SortStableFunc(j.ended, ended.compare)
-	j.leftOfFlood = count
+	slices.SortStableFunc(o.ended, ended.compare)
+	o.leftOfFlood = count
 	return count
 }
 
 // floodIsDeleted reports whether no request of the flood exists, and the cleaners have caught up.
-func (j *judge) floodIsDeleted() bool {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.leftOfFlood <= 0 && (len(j.ended) == 0 || time.Since(j.ended[0].at) < caughtUp)
+func (o *oracle) floodIsDeleted() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.leftOfFlood <= 0 && (len(o.ended) == 0 || time.Since(o.ended[0].at) < caughtUp)
 }
 
 // deleted notes that a request is gone.
-func (j *judge) deleted(name string) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	v := j.all[name]
+func (o *oracle) deleted(name string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	v := o.all[name]
 	if v == nil || !v.exists {
 		return
 	}
 	v.exists = false
 	if v.by == flooder {
-		j.leftOfFlood--
+		o.leftOfFlood--
 	}
 }
 
 // later tries again to delete a request.
-func (j *judge) later(name string) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
+func (o *oracle) later(name string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	again := ended{name, time.Now().Add(time.Second)}
-	at, _ := slices.BinarySearchFunc(j.ended, again, ended.compare)
-	j.ended = slices.Insert(j.ended, at, again)
+	at, _ := slices.BinarySearchFunc(o.ended, again, ended.compare)
+	o.ended = slices.Insert(o.ended, at, again)
 }
 
 // proof returns one of the latest that got a certificate, and nil if there is none yet.
-func (j *judge) proof(n int) *certificatesv1.CertificateSigningRequest {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if len(j.proofs) == 0 {
+func (o *oracle) proof(n int) *certificatesv1.CertificateSigningRequest {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if len(o.proofs) == 0 {
 		return nil
 	}
-	return j.proofs[n%len(j.proofs)]
+	return o.proofs[n%len(o.proofs)]
 }
 
-// settle waits until the judge has seen all that there is.
-func (j *judge) settle() {
-	if _, err := j.list(j.c.ctx); err != nil {
-		j.c.t.Error(err)
+// settle waits until the oracle has seen all requests.
+func (o *oracle) settle() {
+	if _, err := o.list(o.c.ctx); err != nil {
+		o.c.t.Error(err)
 	}
 }
 
-func (j *judge) failed() bool {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.wrong > 0
+func (o *oracle) failed() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.wrong > 0
 }
 
-func (j *judge) issuedCount() int {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.issued
+func (o *oracle) issuedCount() int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.issued
 }
 
 // refusedForgeries returns how many requests of impostors were refused.
-func (j *judge) refusedForgeries() (count int) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	for _, n := range j.reasons[impostor] {
+func (o *oracle) refusedForgeries() (count int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, n := range o.reasons[impostor] {
 		count += n
 	}
 	return count
 }
 
 // summary says how requests of an author ended that got no certificate.
-func (j *judge) summary(by author) string {
-	j.mu.Lock()
-	defer j.mu.Unlock()
+func (o *oracle) summary(by author) string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	var parts []string
-	for _, reason := range slices.Sorted(maps.Keys(j.reasons[by])) {
-		parts = append(parts, fmt.Sprintf("%s %d", reason, j.reasons[by][reason]))
+	for _, reason := range slices.Sorted(maps.Keys(o.reasons[by])) {
+		parts = append(parts, fmt.Sprintf("%s %d", reason, o.reasons[by][reason]))
 	}
 	filed := 0
-	for _, v := range j.all {
+	for _, v := range o.all {
 		if v.by == by {
 			filed++
 		}
@@ -488,8 +488,8 @@ func (j *judge) summary(by author) string {
 	return fmt.Sprintf("%d requests; %s", filed, strings.Join(parts, ", "))
 }
 
-func (j *judge) wrongCount() int {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.wrong
+func (o *oracle) wrongCount() int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.wrong
 }

@@ -9,13 +9,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 )
 
-// RecordMetrics count decision records by sink. Register them once in a process. A nil
-// *RecordMetrics counts nothing.
-type RecordMetrics struct{ written, lost *prometheus.CounterVec }
+// DecisionLogMetrics count decision records by sink. Register them once in a process. A nil
+// *DecisionLogMetrics counts nothing.
+type DecisionLogMetrics struct{ written, lost *prometheus.CounterVec }
 
-// NewRecordMetrics registers the counters with controller-runtime's registry.
-func NewRecordMetrics() (*RecordMetrics, error) {
-	m := &RecordMetrics{
+// NewDecisionLogMetrics registers the counters with controller-runtime's registry.
+func NewDecisionLogMetrics() (*DecisionLogMetrics, error) {
+	m := &DecisionLogMetrics{
 		written: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "node_attestation_decision_records_written_total",
 			Help: "Decision records that were written.",
@@ -28,21 +28,21 @@ func NewRecordMetrics() (*RecordMetrics, error) {
 	return m, errors.Join(metrics.Registry.Register(m.written), metrics.Registry.Register(m.lost))
 }
 
-// Start makes the counters of a sink, so that they exist before the first record.
-func (m *RecordMetrics) Start(sink string) {
+// Start makes the counters of a sink, so that they exist before the first decision record.
+func (m *DecisionLogMetrics) Start(sink string) {
 	m.Written(sink, 0)
 	m.Lost(sink, 0)
 }
 
-// Written counts records that a sink accepted.
-func (m *RecordMetrics) Written(sink string, n int) {
+// Written counts decision records that a sink accepted.
+func (m *DecisionLogMetrics) Written(sink string, n int) {
 	if m != nil {
 		m.written.WithLabelValues(sink).Add(float64(n))
 	}
 }
 
-// Lost counts records that a sink did not accept.
-func (m *RecordMetrics) Lost(sink string, n int) {
+// Lost counts decision records that a sink did not accept.
+func (m *DecisionLogMetrics) Lost(sink string, n int) {
 	if m != nil {
 		m.lost.WithLabelValues(sink).Add(float64(n))
 	}

@@ -16,13 +16,14 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// recorded returns a decision record as a request to judge, at the time of its decision.
-func (j *offlineJudge) recorded(document []byte) (requestFile, error) {
+// fromDecisionRecord returns the request of a decision record, to be judged at the time of its
+// decision.
+func (j *offlineJudge) fromDecisionRecord(document []byte) (requestFile, error) {
 	record, err := decisionlog.Parse(document)
 	if err != nil {
 		return requestFile{}, fmt.Errorf("a decision record: %w", err)
 	}
-	r := requestFile{object: &certificatesv1.CertificateSigningRequest{}, record: record, at: j.now}
+	r := requestFile{object: &certificatesv1.CertificateSigningRequest{}, decided: record, at: j.now}
 	if !j.fixedTime {
 		r.at = record.Time.Time
 	}
@@ -32,14 +33,15 @@ func (j *offlineJudge) recorded(document []byte) (requestFile, error) {
 	return r, nil
 }
 
-// admitted reports whether the record says that the request passed.
+// admitted reports whether the decision record says that the request passed.
 func (r requestFile) admitted() bool {
-	return r.record.Outcome == decisionlog.Issued || r.record.Outcome == decisionlog.Approved
+	return r.decided.Outcome == decisionlog.Issued || r.decided.Outcome == decisionlog.Approved
 }
 
-// contradictions returns the fields in which a record differs from the requests in its archive.
+// contradictions returns the fields in which a decision record differs from the requests in its
+// archive.
 func (r requestFile) contradictions() (found []string) {
-	record, archive := r.record, r.record.Archive
+	record, archive := r.decided, r.decided.Archive
 	differ := func(field string, is bool) {
 		if is {
 			found = append(found, field+" is not that of the archived request")
@@ -58,22 +60,22 @@ func (r requestFile) contradictions() (found []string) {
 	switch {
 	case record.Hello == nil && archive.Hello == nil:
 	case record.Hello == nil || archive.Hello == nil:
-		found = append(found, "hello is in one of record and archive alone")
+		found = append(found, "hello is in only one of decision record and archive")
 	default:
 		same("hello", *record.Hello, archive.Hello)
 	}
 	return found
 }
 
-// contradictionsTo returns the fields in which the record of a request that passed differs from the
-// verified evidence.
+// contradictionsTo returns the fields in which the decision record of a request that passed differs
+// from the verified evidence.
 func (r requestFile) contradictionsTo(d verifier.Decision, e verifier.Evidence, about collect.Subject) (found []string) {
 	differ := func(field string, is bool) {
 		if is {
 			found = append(found, field+" is not what the evidence shows")
 		}
 	}
-	record := r.record
+	record := r.decided
 	evidence, node := decisionlog.Evidence{}, decisionlog.Node{}
 	if record.Evidence != nil {
 		evidence = *record.Evidence
@@ -89,7 +91,7 @@ func (r requestFile) contradictionsTo(d verifier.Decision, e verifier.Evidence, 
 	differ("evidence.provider", evidence.Provider != e.Provider)
 	differ("evidence.ek.fingerprint", fingerprint != e.EK)
 	differ("evidence.akName", evidence.AKName != e.AK)
-	if !record.Recovered { // a recovered record has none
+	if !record.Recovered { // a recovered decision record has no PCRs
 		differ("evidence.pcrs", !evidence.PCRs.Equal(report.PCRsOf(e)))
 	}
 	differ("node.name", node.Name != about.Node)
@@ -99,10 +101,10 @@ func (r requestFile) contradictionsTo(d verifier.Decision, e verifier.Evidence, 
 	return append(found, r.certificateContradictions(d)...)
 }
 
-// certificateContradictions returns how the certificate differs from the record and from the grant.
-// If another signer issues, the record has no certificate.
+// certificateContradictions returns how the certificate differs from the decision record and from
+// the grant. If another signer issues, the decision record has no certificate.
 func (r requestFile) certificateContradictions(d verifier.Decision) (found []string) {
-	record := r.record
+	record := r.decided
 	if record.Outcome != decisionlog.Issued || record.Audit {
 		return nil
 	}
@@ -125,12 +127,12 @@ func (r requestFile) certificateContradictions(d verifier.Decision) (found []str
 	return found
 }
 
-// showRecord judges a decision record, prints the result, and reports whether the record passes.
-func (j *offlineJudge) showRecord(r requestFile, judge func() (verifier.Decision, verifier.Evidence, collect.Subject)) bool {
-	record := r.record
-	j.print("%s: record of request %.253q: %s, %s, at %s", r.file, record.Request.Name, record.Outcome, record.Reason, record.Time.UTC().Format(timeFormat))
+// showDecisionRecord judges a decision record, prints the result, and reports whether it passes.
+func (j *offlineJudge) showDecisionRecord(r requestFile, judge func() (verifier.Decision, verifier.Evidence, collect.Subject)) bool {
+	record := r.decided
+	j.print("%s: decision record of request %.253q: %s, %s, at %s", r.file, record.Request.Name, record.Outcome, record.Reason, record.Time.UTC().Format(timeFormat))
 	if record.Archive == nil || record.Archive.Request == nil {
-		j.print("  not judged: the record has no archive (decisionLog.archive)")
+		j.print("  not judged: the decision record has no archive (decisionLog.archive)")
 		return !r.admitted()
 	}
 	found := r.contradictions()
@@ -149,17 +151,17 @@ func (j *offlineJudge) showRecord(r requestFile, judge func() (verifier.Decision
 			found = append(found, r.contradictionsTo(d, evidence, about)...)
 		}
 		if r.admitted() && d.Outcome != verifier.Approve {
-			found = append(found, "the evidence does not show what the record says")
+			found = append(found, "the evidence does not show what the decision record says")
 		}
 	}
 	for _, contradiction := range found {
 		j.print("  FAIL  %-9s  %s", "archive", contradiction)
 	}
-	j.print("  %s", map[bool]string{true: "the record agrees with its archive", false: "the record does not pass"}[len(found) == 0])
+	j.print("  %s", map[bool]string{true: "the decision record agrees with its archive", false: "the decision record does not pass"}[len(found) == 0])
 	return len(found) == 0
 }
 
-// showRevocation prints an operator's action. There is nothing to judge.
+// showRevocation prints an operator's action, which is not judged.
 func (j *offlineJudge) showRevocation(r requestFile) {
 	done := r.revocation
 	j.print("%s: node %.253q of machine %.253q: %s, %s, at %s: %.256q", r.file, done.Node.Name, done.Machine.Name, done.Action,
