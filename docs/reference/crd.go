@@ -53,17 +53,20 @@ func renderCRDs(path string) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		sections.WriteString("\n" + section)
+		if section != "" {
+			sections.WriteString("\n" + section)
+		}
 	}
 	return sections.String(), nil
 }
 
-// guides are the pages that say how to use a kind.
+// guides are the pages that say how to use a kind. The controller alone reads and writes
+// RevocationSlices, so the page has no section about them.
 var guides = map[string]string{
 	"NodeAttestation": "[records.md](../records.md) says how to use it.",
 	"NodeRevocation":  "[cluster-setup.md](../cluster-setup.md#revocation) says how to switch revocation on.",
 	"NodeSuspension":  "[cluster-setup.md](../cluster-setup.md#revocation) says how to switch revocation on.",
-	"RevocationSlice": "[permissions.md](../permissions.md#revocation) says who may write what.",
+	"RevocationSlice": "",
 }
 
 // renderCRD returns the section of a CRD with one version.
@@ -85,9 +88,12 @@ func renderCRD(data []byte) (string, error) {
 	if err := yaml.Unmarshal(data, &crd); err != nil {
 		return "", err
 	}
-	guide := guides[crd.Spec.Names.Kind]
-	if len(crd.Spec.Versions) != 1 || guide == "" {
-		return "", errors.New("this section is for one version of a kind that has a guide")
+	guide, known := guides[crd.Spec.Names.Kind]
+	if len(crd.Spec.Versions) != 1 || !known {
+		return "", errors.New("this section is for one version of a kind in guides")
+	}
+	if guide == "" {
+		return "", nil
 	}
 	version := crd.Spec.Versions[0]
 	root := version.Schema.Root
@@ -116,22 +122,19 @@ func (p *page) schemaRows(name string, s schema, required bool) {
 	if s.Format == "date-time" {
 		kind = "time"
 	}
-	p.row(shown, kind, limitsOf(s), s.Description)
+	if strings.HasSuffix(name, "conditions[]") { // Kubernetes describes its own type
+		kind, of = "list of Kubernetes' Condition", schema{}
+	}
+	p.row(shown, kind, limitsOf(s), withoutName(s.Description))
 	for _, field := range slices.Sorted(maps.Keys(of.Properties)) {
-		property := of.Properties[field]
-		if strings.HasSuffix(name, "conditions[]") { // Kubernetes' own type has long descriptions
-			property.Description = firstSentence(property.Description)
-		}
-		p.schemaRows(name+"."+field, property, slices.Contains(of.Required, field))
+		p.schemaRows(name+"."+field, of.Properties[field], slices.Contains(of.Required, field))
 	}
 }
 
-func firstSentence(text string) string {
-	text = strings.Join(strings.Fields(text), " ")
-	if sentence, _, more := strings.Cut(text, ". "); more {
-		return sentence + "."
-	}
-	return text
+// withoutName returns a Go comment without the name that it begins with: the row has the name.
+func withoutName(comment string) string {
+	_, meaning, _ := strings.Cut(strings.Join(strings.Fields(comment), " "), " ")
+	return strings.TrimPrefix(strings.TrimPrefix(meaning, "is "), "are ")
 }
 
 // limitsOf returns what the API server checks of a value.

@@ -142,14 +142,13 @@ func TestRows(t *testing.T) {
 	}
 	for page, rows := range map[string][]string{
 		objectsPage: {
-			"| **`spec.machine.source`** | string | 1 to 63 characters, `^[a-z0-9]([-a-z0-9]*[a-z0-9])?$` | Source is the source of machines that knows it, such as inventory. |",
-			"| `status.expires` | time |  | Expires is the end",
-			"| **`status.ekReplaced.eks`** | list of string | 1 to 16 items, each 64 characters, `^[0-9a-f]{64}$` | EKs are",
-			"| **`status.conditions[].status`** | string | `True`, `False`, `Unknown` | status of",
-			"| `spec.akName` | string | 68 to 100 characters, `^(000b[0-9a-f]{64}\\|000c[0-9a-f]{96})$` | AKName is",
-			"| **`spec.mode`** | string | `Immediately`, `AfterRenewal` | Mode is",
-			"| **`spec.ek`** | string | 64 characters, `^[0-9a-f]{64}$` | EK is",
-			"| **`spec.number`** | integer | 1 to 1000, a slice keeps its number | Number is",
+			"| **`spec.machine.source`** | string | 1 to 63 characters, `^[a-z0-9]([-a-z0-9]*[a-z0-9])?$` | the source of machines that knows it, such as inventory. |",
+			"| `status.expires` | time |  | the end",
+			"| **`status.ekReplaced.eks`** | list of string | 1 to 16 items, each 64 characters, `^[0-9a-f]{64}$` | the fingerprints",
+			"| `status.conditions` | list of Kubernetes' Condition | at most 8 items | Attested",
+			"| `spec.akName` | string | 68 to 100 characters, `^(000b[0-9a-f]{64}\\|000c[0-9a-f]{96})$` | the TPM name",
+			"| **`spec.mode`** | string | `Immediately`, `AfterRenewal` | Immediately or",
+			"| **`spec.ek`** | string | 64 characters, `^[0-9a-f]{64}$` | the fingerprint",
 		},
 		"controller-configuration.md": {
 			"| `rates.perMachine.every` | duration | `10s` | ",

@@ -35,7 +35,7 @@ func TestKubeadmDocument(t *testing.T) {
 	guide, _, _ := strings.Cut(string(document), "\n## Nodes that join by exec\n")
 	config, commands := blocks(guide, "yaml"), blocks(guide, "sh")
 	want := []string{"kubelet-authenticator prepare", "kubelet-authenticator kubeconfig --write ", "kubectl --kubeconfig ", "kubelet-authenticator reset --kubeconfig"}
-	if len(config) != 2 || len(commands) != len(want) {
+	if len(config) != 1 || len(commands) != len(want) {
 		t.Fatalf("%d configurations, commands %q", len(config), commands)
 	}
 	for i, command := range commands {

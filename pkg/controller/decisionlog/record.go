@@ -9,9 +9,8 @@
 // that the sink cannot accept are dropped and counted. The record of a node, the NodeAttestation,
 // is in package records.
 //
-// docs/records.md describes each field of both. docs/decision-record.schema.json and
-// docs/revocation-record.schema.json are their JSON Schemas. All are generated from record.go and
-// revocation.go.
+// docs/decision-record.schema.json and docs/revocation-record.schema.json are their JSON Schemas,
+// made from the comments in record.go and revocation.go.
 package decisionlog
 
 import (

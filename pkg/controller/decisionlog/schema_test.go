@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"flag"
-	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -26,32 +25,28 @@ import (
 	"k8s.io/kube-openapi/pkg/validation/validate"
 )
 
-var update = flag.Bool("update", false, "write the schema, the table of fields and the golden record")
+var update = flag.Bool("update", false, "write the schemas and the golden records")
 
-const (
-	docs      = "../../../docs/"
-	page      = docs + "records.md"
-	tableHead = "| Field | Present | What it is |\n| --- | --- | --- |\n"
-)
+const docs = "../../../docs/"
 
 // document is a kind of line.
 type document struct {
-	of                                 reflect.Type
-	kind, title, schema, table, golden string
-	full, least                        any
-	parse                              func([]byte) (any, error)
+	of                          reflect.Type
+	kind, title, schema, golden string
+	full, least                 any
+	parse                       func([]byte) (any, error)
 }
 
 func documents() []document {
 	when := fullRecord().Time
 	return []document{
 		{
-			reflect.TypeFor[Record](), Kind, "Decision record of node-attestation-controller", docs + "decision-record.schema.json", "table", "testdata/issued.json",
+			reflect.TypeFor[Record](), Kind, "Decision record of node-attestation-controller", docs + "decision-record.schema.json", "testdata/issued.json",
 			fullRecord(), &Record{APIVersion: APIVersion, Kind: Kind, ID: "u/Denied", Time: when, Outcome: Denied},
 			func(line []byte) (any, error) { return Parse(line) },
 		},
 		{
-			reflect.TypeFor[Revocation](), KindRevocation, "Revocation record of node-attestation-controller", docs + "revocation-record.schema.json", "revocation-table", "testdata/suspended.json",
+			reflect.TypeFor[Revocation](), KindRevocation, "Revocation record of node-attestation-controller", docs + "revocation-record.schema.json", "testdata/suspended.json",
 			fullRevocation(), &Revocation{APIVersion: APIVersion, Kind: KindRevocation, ID: "u/1/Resumed", Time: when, Action: Resumed},
 			func(line []byte) (any, error) { return ParseRevocation(line) },
 		},
@@ -96,8 +91,8 @@ func addComments(t *testing.T, file *ast.File, found map[string]string) {
 	})
 }
 
-// schemaOf returns the JSON Schema of a type, and appends a row for each field of its structs.
-func schemaOf(t *testing.T, of reflect.Type, path string, comments map[string]string, rows *[]string) map[string]any {
+// schemaOf returns the JSON Schema of a type.
+func schemaOf(t *testing.T, of reflect.Type, comments map[string]string) map[string]any {
 	t.Helper()
 	switch of {
 	case reflect.TypeFor[Time]():
@@ -115,7 +110,7 @@ func schemaOf(t *testing.T, of reflect.Type, path string, comments map[string]st
 	}
 	switch of.Kind() {
 	case reflect.Pointer:
-		return schemaOf(t, of.Elem(), path, comments, rows)
+		return schemaOf(t, of.Elem(), comments)
 	case reflect.String:
 		return map[string]any{"type": "string"}
 	case reflect.Int:
@@ -123,10 +118,10 @@ func schemaOf(t *testing.T, of reflect.Type, path string, comments map[string]st
 	case reflect.Bool:
 		return map[string]any{"type": "boolean"}
 	case reflect.Slice:
-		return map[string]any{"type": "array", "items": schemaOf(t, of.Elem(), path+"[]", comments, rows)}
+		return map[string]any{"type": "array", "items": schemaOf(t, of.Elem(), comments)}
 	case reflect.Struct:
 	default:
-		t.Fatalf("%s: a %s", path, of)
+		t.Fatalf("%s has no schema", of)
 	}
 	properties, required := map[string]any{}, []any{}
 	for field := range of.Fields() {
@@ -135,15 +130,10 @@ func schemaOf(t *testing.T, of reflect.Type, path string, comments map[string]st
 		if name == "" || comment == "" {
 			t.Fatalf("%s.%s has no name in JSON, or no comment", of.Name(), field.Name)
 		}
-		_, meaning, _ := strings.Cut(comment, " ")
-		meaning = strings.TrimPrefix(strings.TrimPrefix(meaning, "is "), "are ")
-		present, at := "optional", strings.TrimPrefix(path+"."+name, ".")
 		if options == "" {
-			present = "always"
 			required = append(required, name)
 		}
-		*rows = append(*rows, fmt.Sprintf("| `%s` | %s | %s |", at, present, strings.ReplaceAll(meaning, "|", `\|`)))
-		schema := schemaOf(t, field.Type, at, comments, rows)
+		schema := schemaOf(t, field.Type, comments)
 		schema["description"] = comment
 		properties[name] = schema
 	}
@@ -154,11 +144,10 @@ func schemaOf(t *testing.T, of reflect.Type, path string, comments map[string]st
 	return schema
 }
 
-// generate returns the JSON Schema of a kind, and the table of fields.
-func generate(t *testing.T, d document) (schema []byte, table string) {
+// generate returns the JSON Schema of a kind.
+func generate(t *testing.T, d document) string {
 	t.Helper()
-	var rows []string
-	made := schemaOf(t, d.of, "", comments(t), &rows)
+	made := schemaOf(t, d.of, comments(t))
 	made["$schema"], made["title"] = "http://json-schema.org/draft-07/schema#", d.title
 	properties := made["properties"].(map[string]any)
 	properties["apiVersion"].(map[string]any)["enum"] = []any{APIVersion}
@@ -167,30 +156,19 @@ func generate(t *testing.T, d document) (schema []byte, table string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return append(schema, '\n'), strings.Join(rows, "\n") + "\n"
+	return string(schema) + "\n"
 }
 
-// The JSON Schemas and the page have each field, with the comment that it has in the code. Write
-// them with -update.
+// The JSON Schemas have each field, with the comment that it has in the code. Write them with
+// -update.
 func TestEachFieldIsDocumented(t *testing.T) {
 	for _, d := range documents() {
-		schema, table := generate(t, d)
-		begin, end := "<!-- "+d.table+" -->\n"+tableHead, "<!-- /"+d.table+" -->"
-		before, after, ok := strings.Cut(read(t, page), begin)
-		_, after, ends := strings.Cut(after, end)
-		if !ok || !ends {
-			t.Fatalf("%s has no %s", page, d.table)
-		}
-		whole := before + begin + table + end + after
+		schema := generate(t, d)
 		if *update {
-			overwrite(t, d.schema, string(schema))
-			overwrite(t, page, whole)
+			overwrite(t, d.schema, schema)
 		}
-		if read(t, d.schema) != string(schema) {
+		if read(t, d.schema) != schema {
 			t.Errorf("%s is not what -update writes", d.schema)
-		}
-		if read(t, page) != whole {
-			t.Errorf("the %s of %s is not what -update writes", d.table, page)
 		}
 	}
 }

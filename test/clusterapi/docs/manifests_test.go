@@ -52,8 +52,8 @@ func TestManifests(t *testing.T) {
 		}
 	}
 	want := map[string]int{
-		"Cluster": 3, "ClusterClass": 3, "ClusterResourceSet": 2, "HostedControlPlaneTemplate": 1, "KubeadmConfig": 2, "KubeadmConfigTemplate": 6,
-		"KubeadmControlPlane": 2, "KubeadmControlPlaneTemplate": 1, "MachineDeployment": 1, "MachinePool": 1, "MetalCluster": 1, "MetalClusterTemplate": 2,
+		"Cluster": 3, "ClusterClass": 2, "ClusterResourceSet": 2, "HostedControlPlaneTemplate": 1, "KubeadmConfig": 1, "KubeadmConfigTemplate": 4,
+		"KubeadmControlPlane": 1, "KubeadmControlPlaneTemplate": 1, "MachineDeployment": 1, "MachinePool": 1, "MetalCluster": 1, "MetalClusterTemplate": 2,
 		"MetalMachinePool": 1, "MetalMachineTemplate": 5,
 	}
 	if !maps.Equal(checked, want) {
@@ -173,28 +173,21 @@ func kubeletArgument(registration bootstrapv1.NodeRegistrationOptions, name stri
 // ID.
 func checkNodeFile(t *testing.T, m manifest, spec *bootstrapv1.KubeadmConfigSpec, f bootstrapv1.File) {
 	t.Helper()
-	var c, want authenticator.Config
-	want.ProviderID = hostID
-	// their platform goes by the system UUID
-	if m.where == "kubeadm.md" {
-		want.ProviderID, want.ProviderIDScheme = "", "metal"
-	}
+	var c authenticator.Config
 	registrations := []bootstrapv1.NodeRegistrationOptions{spec.JoinConfiguration.NodeRegistration}
 	if len(spec.PostKubeadmCommands) > 0 { // a control plane's
 		registrations = append(registrations, spec.InitConfiguration.NodeRegistration)
 	}
 	for _, registration := range registrations {
-		if given := cloudInit(kubeletArgument(registration, "provider-id")); given != want.ProviderID {
+		if given := cloudInit(kubeletArgument(registration, "provider-id")); given != hostID {
 			t.Errorf("%s: the kubelet is given the provider ID %q", m, given)
 		}
 	}
 	err := authenticator.ParseConfig([]byte(cloudInit(f.Content)), &c)
-	if err != nil || c.Provider != "tpm" || c.ProviderID != want.ProviderID || c.ProviderIDScheme != want.ProviderIDScheme || f.Permissions != "0600" || f.Owner != "root:root" {
+	if err != nil || c.Provider != "tpm" || c.ProviderID != hostID || c.ProviderIDScheme != "" || f.Permissions != "0600" || f.Owner != "root:root" {
 		t.Errorf("%s: %+v %+v %v", m, c, f, err)
 	}
-	// kubeadm.md also has the template of nodes that join by exec
-	byExec := m.where == "kubeadm.md" && spec.JoinConfiguration.Discovery.File.KubeConfigPath != ""
-	if pool := m.kind == "KubeadmConfig" || byExec; (c.BootstrapKubeconfig != "") != pool {
+	if pool := m.kind == "KubeadmConfig"; (c.BootstrapKubeconfig != "") != pool {
 		t.Errorf("%s: bootstrapKubeconfig is %q", m, c.BootstrapKubeconfig)
 	}
 }
@@ -250,7 +243,7 @@ func TestClusterClassPatches(t *testing.T) {
 		}
 	}
 	want := map[string]int{
-		"cluster-api.md KubeadmConfigTemplate": 1, "clusterclass.yaml KubeadmConfigTemplate": 1, "clusterclass.yaml KubeadmControlPlaneTemplate": 1,
+		"clusterclass.yaml KubeadmConfigTemplate": 1, "clusterclass.yaml KubeadmControlPlaneTemplate": 1,
 		"clusterclass-hosted.yaml KubeadmConfigTemplate": 1,
 	}
 	if !maps.Equal(found, want) {

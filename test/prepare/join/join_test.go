@@ -109,7 +109,7 @@ func readByExec(t *testing.T) byExec {
 	t.Helper()
 	_, found := guide(t, "kubeadm.md", byExecPart)
 	texts, commands := found["yaml"], found["sh"]
-	if len(texts) != 5 || len(commands) != 3 {
+	if len(texts) != 4 || len(commands) != 3 {
 		t.Fatalf("%d texts, commands %q", len(texts), commands)
 	}
 	onNode := strings.Split(strings.TrimSpace(commands[2]), "\n")
