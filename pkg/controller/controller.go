@@ -199,7 +199,7 @@ func New(config Config, clients Clients) (*Controller, error) {
 		Cached: c.client, Live: c.live, Records: c.records, Retries: c.retries, Intake: c.intake, LastWrites: writes, Suspended: c.enforcer.Suspended, Issuer: c.issuer,
 	}
 	c.actor = &act.Actor{
-		Rules: c.Rules, Client: c.client, Records: c.records, Issuer: c.issuer, Operator: c.Limits, Enforcer: c.enforcer, Challenged: c.Challenged, Now: c.Now,
+		Rules: c.Rules, Client: c.client, Records: c.records, Issuer: c.issuer, Operator: c.Limits, Revocations: c.enforcer, Challenged: c.Challenged, Now: c.Now,
 		MachineLimits: fairqueue.NewLimiters(c.Rates.Machine), LastWrites: writes, Retries: c.retries, Queue: c.queue, WaitingLimits: fairqueue.NewLimiters(act.EventRate),
 	}
 	c.issuedWatch = &watch.Issued{Rules: c.Rules, Audit: c.Audit, Metrics: c.Metrics, Now: c.Now, Live: c.live, Records: c.records, Actor: c.actor, Reporter: c.reporter}

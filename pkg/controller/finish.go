@@ -42,7 +42,7 @@ func (c *Controller) finish(ctx context.Context, request *certificatesv1.Certifi
 		return err
 	}
 	if !c.issuer.Issues() && !records.HasCertificateFor(record, request.UID) {
-		fingerprint, err := records.AddCertificate(record, request, request.Status.Certificate, c.enforcer.LastBefore(records.Requests(record)...), c.Now())
+		fingerprint, err := records.AddCertificate(record, request, request.Status.Certificate, c.actor.Revocations.LastBefore(records.Requests(record)...), c.Now())
 		if err != nil {
 			return err
 		}
@@ -50,7 +50,7 @@ func (c *Controller) finish(ctx context.Context, request *certificatesv1.Certifi
 			return err
 		}
 		// this wakes a round that puts the certificate into the policies; the node has it already
-		c.enforcer.UntilAccepted(record.Spec.NodeName, fingerprint)
+		c.actor.Revocations.UntilAccepted(record.Spec.NodeName, fingerprint)
 		c.reporter.RecordIssued(ctx, request, hello, c.records.Record(record))
 	}
 	if hello == nil || record.Status.Hello == nil || record.Status.Hello.UID != hello.UID {

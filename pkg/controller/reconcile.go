@@ -255,7 +255,7 @@ func (c *Controller) refuseRevoked(in *collect.Inputs, d verifier.Decision) veri
 	if in.Hello != nil {
 		requests = append(requests, in.Hello.UID)
 	}
-	if !c.enforcer.RevokedSince(d.Grant.NodeName, requests...) {
+	if !c.actor.Revocations.RevokedSince(d.Grant.NodeName, requests...) {
 		return d
 	}
 	refused := verifier.Decision{Class: d.Class, Outcome: verifier.Deny, Refusals: verifier.Refusals{{

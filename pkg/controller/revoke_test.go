@@ -4,6 +4,7 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"reflect"
 	"slices"
 	"strings"
@@ -13,10 +14,13 @@ import (
 
 	"github.com/go-logr/logr"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/decisionlog"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/revocation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 )
 
 // revocationList is a sink that keeps revocations.
@@ -112,5 +116,90 @@ func TestAppliedIsReported(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// revocations are what an enforcer says of a node.
+type revocations struct {
+	since   bool
+	wait    time.Duration
+	revoked map[string]bool
+}
+
+func (r *revocations) Revoked(fingerprint string) bool            { return r.revoked[fingerprint] }
+func (r *revocations) RevokedSince(string, ...types.UID) bool     { return r.since }
+func (r *revocations) LastBefore(...types.UID) int64              { return 7 }
+func (r *revocations) UntilAccepted(string, string) time.Duration { return r.wait }
+
+// A node is revoked after its hello: the proof is denied, also if every rule holds. If the proof
+// was approved before, it fails. A new hello may follow.
+func TestRevokedSinceTheHello(t *testing.T) {
+	for _, w := range allWatching {
+		for _, isApproved := range []bool{false, true} {
+			inBubble(t, func(k *kit) {
+				in := k.start(w)
+				proof := k.pair("proof", "worker-1", "ek-1", asToken("worker-1"))
+				want := "Denied/" + attestation.ReasonExpired
+				if isApproved {
+					in.intercept = func(_ int, c call, run func() error) error {
+						if c.String() == "update nodeattestations" {
+							return errors.New("the leader ends before it signs")
+						}
+						return run()
+					}
+					if _, err := in.reconcile(proof); err == nil {
+						k.Fatal("it signs without a record of the certificate")
+					}
+					in.intercept, want = nil, "Approved/Attested Failed/"+attestation.ReasonExpired
+				}
+				in.actor.Revocations = &revocations{since: true}
+				in.settle()
+				if got := k.is(proof, want); len(got.Status.Certificate) > 0 {
+					k.Errorf("%s: it has a certificate", w)
+				}
+				in.actor.Revocations = &revocations{}
+				again := k.pair("again", "worker-1", "ek-1", asToken("worker-1"))
+				in.settle()
+				if got := k.is(again, "Approved/Attested"); len(got.Status.Certificate) == 0 {
+					k.Errorf("%s: a new hello gets no certificate", w)
+				}
+			})
+		}
+	}
+}
+
+// A certificate waits until API servers accept it. The same one is published then, unless it was
+// revoked meanwhile.
+func TestCertificateWaitsForThePolicies(t *testing.T) {
+	for name, revoke := range map[string]bool{"accepted": false, "revoked meanwhile": true} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(k *kit) {
+				in := k.start(inSync)
+				r := &revocations{wait: 3 * time.Second, revoked: map[string]bool{}}
+				in.actor.Revocations = r
+				proof := k.pair("proof", "worker-1", "ek-1", asToken("worker-1"))
+				for range 2 {
+					if result, err := in.reconcile(proof); err != nil || result.RequeueAfter != r.wait {
+						k.Fatalf("%+v, %v", result, err)
+					}
+				}
+				if got := k.is(proof, "Approved/Attested"); len(got.Status.Certificate) > 0 {
+					k.Error("it is published before API servers accept it")
+				}
+				kept := k.record("worker-1").Status.Certificates
+				if len(kept) != 1 || kept[0].AfterRevocation != 7 {
+					k.Fatalf("%+v", kept)
+				}
+				r.wait, r.revoked[kept[0].SHA256] = 0, revoke
+				in.settle()
+				published, err := signing.Fingerprint(k.is(proof, "Approved/Attested").Status.Certificate)
+				if err != nil {
+					k.Fatal(err)
+				}
+				if got := len(k.record("worker-1").Status.Certificates); (published == kept[0].SHA256) == revoke || got > 1 != revoke {
+					k.Errorf("published %s, issued %s, %d in the record", published, kept[0].SHA256, got)
+				}
+			})
+		})
 	}
 }

@@ -26,7 +26,6 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/intake"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/internal/statuspatch"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/records"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/revocation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	csrstate "github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
@@ -50,6 +49,19 @@ const ConflictDelay = 100 * time.Millisecond
 // requests, and the annotations of waiting ones. Each costs the API server as much as a denial.
 var EventRate = fairqueue.Rate{Every: time.Second, Burst: 50}
 
+// Revocations knows which certificates are revoked: a *revocation.Enforcer, which may be nil.
+type Revocations interface {
+	// Revoked reports whether an issued certificate is revoked.
+	Revoked(fingerprint string) bool
+	// RevokedSince reports whether the node may have been revoked since one of the requests.
+	RevokedSince(node string, requests ...types.UID) bool
+	// LastBefore returns the number of the last revocation that is older than each of the requests.
+	LastBefore(requests ...types.UID) int64
+	// UntilAccepted returns how long to wait until API servers accept writes with a certificate that
+	// is in the node's record, 0 if they do.
+	UntilAccepted(node, fingerprint string) time.Duration
+}
+
 // Actor writes the outcomes of decisions to the API server.
 type Actor struct {
 	Rules *verifier.Rules
@@ -58,7 +70,7 @@ type Actor struct {
 	Records       *records.Store
 	Issuer        signing.Issuer
 	Operator      signing.Limits
-	Enforcer      *revocation.Enforcer
+	Revocations   Revocations
 	Challenged    func(name string)
 	Now           func() time.Time
 	MachineLimits *fairqueue.Limiters
@@ -250,7 +262,7 @@ func (a *Actor) Sign(ctx context.Context, in *collect.Inputs, d verifier.Decisio
 	if record == nil {
 		return nil, nil, errors.New("no record to write the certificate into")
 	}
-	if c := a.unpublished.get(in.Request); c != nil && records.HasCertificate(record, c.fingerprint) && !a.Enforcer.Revoked(c.fingerprint) {
+	if c := a.unpublished.get(in.Request); c != nil && records.HasCertificate(record, c.fingerprint) && !a.Revocations.Revoked(c.fingerprint) {
 		return c, record, nil
 	}
 	ca, err := a.Issuer.CA(ctx, a.Now())
@@ -261,7 +273,7 @@ func (a *Actor) Sign(ctx context.Context, in *collect.Inputs, d verifier.Decisio
 	if err != nil {
 		return nil, nil, err
 	}
-	fingerprint, err := records.AddCertificate(record, in.Request, chain, a.Enforcer.LastBefore(records.Requests(record)...), in.Now)
+	fingerprint, err := records.AddCertificate(record, in.Request, chain, a.Revocations.LastBefore(records.Requests(record)...), in.Now)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -273,7 +285,7 @@ func (a *Actor) Sign(ctx context.Context, in *collect.Inputs, d verifier.Decisio
 
 // UntilAccepted returns how long to wait until API servers accept writes with the certificate.
 func (a *Actor) UntilAccepted(c *IssuedCertificate) time.Duration {
-	return a.Enforcer.UntilAccepted(c.node, c.fingerprint)
+	return a.Revocations.UntilAccepted(c.node, c.fingerprint)
 }
 
 // UntilPublished returns how long to wait until an issued certificate of a request can be
