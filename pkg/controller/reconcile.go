@@ -42,7 +42,9 @@ func (c *Controller) Reconcile(ctx context.Context, key ctrl.Request) (result ct
 	// 1. Load the request from the cache.
 	request := &certificatesv1.CertificateSigningRequest{}
 	if err := c.client.Get(ctx, key.NamespacedName, request); err != nil {
-		c.forget(key.Name)
+		if apierrors.IsNotFound(err) {
+			c.forget(key.Name)
+		}
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 
@@ -89,7 +91,7 @@ func (c *Controller) Reconcile(ctx context.Context, key ctrl.Request) (result ct
 			request = whole
 		}
 		if challenged { // no proof followed: close the hello
-			err := c.denyUnjudged(ctx, request, verifier.ReasonHelloExpired, "no proof came before the challenge ran out", now)
+			err := c.denyUnjudged(ctx, request, verifier.ReasonHelloExpired, "no proof was accepted before the challenge ran out", now)
 			c.queue.Charge(request.Spec.Username, time.Since(arrived))
 			return ctrl.Result{}, err
 		}
@@ -138,7 +140,7 @@ func (c *Controller) Reconcile(ctx context.Context, key ctrl.Request) (result ct
 				c.reporter.Report(ctx, in, d, done, took)
 			}
 			if err != nil || !c.issuer.Issues() {
-				return c.retryConflict(ctx, request, now, ctrl.Result{}, err)
+				return c.resolveConflict(ctx, request, now, ctrl.Result{}, err)
 			}
 			// Sign now, without reading again what this call wrote. The rules judge all of it
 			// again. If a step fails, the event of the approval queues the request again.
@@ -156,13 +158,13 @@ func (c *Controller) Reconcile(ctx context.Context, key ctrl.Request) (result ct
 			if err == nil {
 				c.reporter.Report(ctx, in, d, done, took)
 			}
-			return c.retryConflict(ctx, request, now, ctrl.Result{RequeueAfter: done.RequeueAfter}, err)
+			return c.resolveConflict(ctx, request, now, ctrl.Result{RequeueAfter: done.RequeueAfter}, err)
 		}
 
 		// 7. Sign. The certificate goes into the record before anybody can have it.
 		issued, record, err := c.actor.Sign(ctx, in, d, done.Warnings)
 		if err != nil {
-			return c.retryConflict(ctx, request, now, ctrl.Result{}, err)
+			return c.resolveConflict(ctx, request, now, ctrl.Result{}, err)
 		}
 		// If the node has a revoked certificate, API servers refuse the new one until the policies
 		// have it. A later call publishes it then.
@@ -173,7 +175,7 @@ func (c *Controller) Reconcile(ctx context.Context, key ctrl.Request) (result ct
 
 		// 8. Publish the certificate.
 		if err := c.actor.PublishIssued(ctx, in.Request, issued); err != nil {
-			return c.retryConflict(ctx, request, now, ctrl.Result{}, err)
+			return c.resolveConflict(ctx, request, now, ctrl.Result{}, err)
 		}
 
 		// 9. Close the hello. A published certificate is final, even if this fails.
@@ -181,7 +183,7 @@ func (c *Controller) Reconcile(ctx context.Context, key ctrl.Request) (result ct
 
 		// 10. Report.
 		c.reporter.Report(ctx, in, d, act.Written{Record: record, Certificate: issued.Chain, Warnings: issued.Warnings}, took)
-		return c.retryConflict(ctx, request, now, ctrl.Result{}, err)
+		return c.resolveConflict(ctx, request, now, ctrl.Result{}, err)
 	}
 	// not reached: the last pass is sufficient for every outcome
 	return ctrl.Result{}, fmt.Errorf("request %s: no pass produced a decision", request.Name)
@@ -284,9 +286,9 @@ func isStale(err error) bool {
 	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
 }
 
-// retryConflict requeues a request whose write lost to another writer. The next decision reads that
-// write first. Other errors are retried with the queue's back-off.
-func (c *Controller) retryConflict(ctx context.Context, request *certificatesv1.CertificateSigningRequest, now time.Time, result ctrl.Result, err error) (ctrl.Result, error) {
+// resolveConflict requeues a request whose write lost to another writer. The next decision reads
+// that write first. Other errors are retried with the queue's back-off.
+func (c *Controller) resolveConflict(ctx context.Context, request *certificatesv1.CertificateSigningRequest, now time.Time, result ctrl.Result, err error) (ctrl.Result, error) {
 	switch {
 	case apierrors.IsAlreadyExists(err):
 		// Either another replica created the record: then the next decision reads it. Or the record

@@ -98,7 +98,7 @@ type Written struct {
 
 // CarryOut carries out a decision that writes nothing but the request itself. Reconcile approves
 // proofs and signs. Three denials are elsewhere: of an expired hello (Reconcile), of a request
-// whose record belongs to another cluster (retryConflict), and of a hello whose proof has its
+// whose record belongs to another cluster (resolveConflict), and of a hello whose proof has its
 // certificate (CloseHello).
 func (a *Actor) CarryOut(ctx context.Context, in *collect.Inputs, d verifier.Decision) (done Written, err error) {
 	if in.Claim.Rehearsal {

@@ -128,7 +128,7 @@ func (c *Collector) Collect(ctx context.Context, object *certificatesv1.Certific
 		steps = append(steps, c.addMachines, c.addSigner)
 	}
 	if s.in.Provider != nil { // a serving certificate is requested without evidence
-		steps = append(steps, c.addRecordsOfNodeRefs, c.addToken, c.addEK)
+		steps = append(steps, c.addRecordsOfNodeRefs, c.addToken, c.addHello)
 	}
 	steps = append(steps, c.addNode)
 	if s.in.Provider != nil {
@@ -226,9 +226,9 @@ func (c *Collector) addToken(ctx context.Context, s *collection) error {
 	return nil
 }
 
-// addEK is for providers with two rounds. It sets the claimed EK, and whether a source or a record
+// addHello is for providers with two rounds. It sets the claimed EK, and whether a source or a record
 // names it. It also adds the EK's records and a proof's hello.
-func (c *Collector) addEK(ctx context.Context, s *collection) error {
+func (c *Collector) addHello(ctx context.Context, s *collection) error {
 	if s.in.Challenger == nil {
 		return nil
 	}

@@ -52,7 +52,7 @@ func (in *Inputs) Approved(request *certificatesv1.CertificateSigningRequest, ob
 	return &next
 }
 
-// question returns the Question for the provider. It is complete after addEK.
+// question returns the Question for the provider. It is complete after addHello.
 func (in *Inputs) question() evidence.Question {
 	return evidence.Question{Request: in.Request, Hello: in.Hello, Named: in.EKNamed, Now: in.Now}
 }
