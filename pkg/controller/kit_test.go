@@ -721,8 +721,9 @@ var testCA = sync.OnceValue(func() map[string][]byte {
 
 // caInMemory is a source of the CA, which can be away.
 type caInMemory struct {
-	mu   sync.Mutex
-	away error
+	mu     sync.Mutex
+	away   error
+	parsed *signing.CA
 }
 
 func (s *caInMemory) CA(_ context.Context, now time.Time) (*signing.CA, error) {
@@ -731,7 +732,12 @@ func (s *caInMemory) CA(_ context.Context, now time.Time) (*signing.CA, error) {
 	if s.away != nil {
 		return nil, s.away
 	}
-	return signing.FromSecret(testCA(), now)
+	if s.parsed != nil {
+		return s.parsed, nil
+	}
+	var err error
+	s.parsed, err = signing.FromSecret(testCA(), now)
+	return s.parsed, err
 }
 
 func (s *caInMemory) leave(err error) {
