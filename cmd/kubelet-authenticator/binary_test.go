@@ -97,7 +97,7 @@ var arrows = map[string][]string{
 	"pkg/controller/preflight":            {"internal/text", "packaging", "pkg/controller/api/v1alpha1", "pkg/controller/internal/listwatch", "pkg/controller/internal/statuspatch", "pkg/controller/sources", "pkg/controller/telemetry", "pkg/csr/state"},
 	"pkg/controller/records":              {"pkg/controller/api/v1alpha1", "pkg/controller/signing", "pkg/controller/telemetry", "pkg/verifier"},
 	"pkg/controller/revocation":           {"internal/text", "pkg/attestation", "pkg/controller/api/v1alpha1", "pkg/controller/internal/listwatch", "pkg/controller/records", "pkg/controller/telemetry"},
-	"pkg/controller/signing":              {"internal/bounded", "internal/lastgood", "pkg/verifier"},
+	"pkg/controller/signing":              {"internal/bounded", "internal/lastgood"},
 	"pkg/controller/sources":              {"internal/lastgood", "internal/text", "pkg/attestation", "pkg/controller/inventory", "pkg/controller/signing", "pkg/controller/telemetry", "pkg/verifier", "pkg/verifier/tpm"},
 	"pkg/controller/telemetry":            {"internal/text", "pkg/verifier"},
 	"pkg/controller/tpmprovider":          {"pkg/attestation", "pkg/controller/evidence", "pkg/verifier", "pkg/verifier/tpm"},

@@ -25,8 +25,8 @@ type Authenticator struct {
 	// node has the settings that decide what the node's files mean. If node.Invalid is set, Run
 	// prints a certificate that is still valid, and does nothing else.
 	node *nodestate.Node
-	// enroller is the worker, which gets certificates. Its provider is nil if the settings are
-	// invalid.
+	// enroller gets certificates in a worker. A run asks it for deadlines and steps. Its provider
+	// is nil if the settings are invalid.
 	enroller    *enrol.Enroller
 	waitTimeout time.Duration
 	renewalWait time.Duration

@@ -3,12 +3,12 @@
 // Package authenticator gives the kubelet the client certificate of its node, and gets a new one if
 // there is none or it is due.
 //
-// New makes an Authenticator from Options. Run answers one call of client-go: it prints the
+// New makes an Authenticator from Options. Run answers one call of client-go: it returns the
 // certificate on disk at once. client-go holds a lock meanwhile, and every request of the kubelet
 // waits for that lock. A detached process calls Work, which gets the certificate. Read in this
 // order:
 //
-//	run.go             Run: load the status, wait for a worker if needed, print
+//	run.go             Run: load the status, wait for a worker if needed, respond
 //	nodestate          Node.Load: what the node's files hold, and when a certificate is due
 //	rejection.go       noticeRejection: if client-go calls again early, ask the API server whether
 //	                   it rejects the certificate

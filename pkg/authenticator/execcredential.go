@@ -45,7 +45,7 @@ type ExecInfo struct {
 }
 
 // ParseExecInfo reads the value of ExecInfoVariable. An empty value is a call by a person. Errors
-// are Failures with reason execAPI.
+// are Failures with reason ExecAPI.
 func ParseExecInfo(value string) (ExecInfo, error) {
 	if value == "" {
 		return ExecInfo{}, nil

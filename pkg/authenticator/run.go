@@ -28,7 +28,7 @@ func (a *Authenticator) Run(ctx context.Context) (*Answer, error) {
 		}
 		status.Due = "the configuration is wrong" // so that client-go runs the plugin again soon
 		answer.Remarks = append(answer.Remarks, a.node.Invalid)
-		return a.print(status, answer)
+		return a.respond(status, answer)
 	}
 	a.noticeRejection(ctx, &status)
 	var failure error
@@ -40,7 +40,7 @@ func (a *Authenticator) Run(ctx context.Context) (*Answer, error) {
 	case status.Due != "":
 		if wait := a.renewalBudget(status); wait > 0 {
 			status, failure = a.supervisor().awaitWorker(ctx, status, wait, answer)
-		} else if failure = a.supervisor().ensureWorker(status, answer); errors.Is(failure, cache.ErrLocked) && a.supervisor().isStarting() {
+		} else if failure = a.supervisor().ensureWorker(status, answer); errors.Is(failure, cache.ErrLocked) && a.supervisor().workerAppears() {
 			failure = nil
 		}
 		if failure == nil && status.Due != "" {
@@ -55,7 +55,7 @@ func (a *Authenticator) Run(ctx context.Context) (*Answer, error) {
 	if failure != nil {
 		answer.Remarks = append(answer.Remarks, fmt.Errorf("certificate of node %q is still served, but %s: %w", status.Pair.NodeName(), status.Due, failure))
 	}
-	return a.print(status, answer)
+	return a.respond(status, answer)
 }
 
 // lastMoments is the remaining lifetime below which a certificate cannot be used. client-go runs
@@ -76,8 +76,8 @@ func (a *Authenticator) renewalBudget(status nodestate.Status) time.Duration {
 	return min(a.renewalWait, left)
 }
 
-// print returns the credential, and writes the note about it for the next run.
-func (a *Authenticator) print(status nodestate.Status, answer *Answer) (*Answer, error) {
+// respond returns the credential, and writes the note about it for the next run.
+func (a *Authenticator) respond(status nodestate.Status, answer *Answer) (*Answer, error) {
 	a.enroller.Step(stepPrint)
 	if status.Remark != nil {
 		answer.Remarks = append(answer.Remarks, status.Remark)

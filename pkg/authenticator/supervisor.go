@@ -81,9 +81,9 @@ func (s supervisor) ensureWorker(before nodestate.Status, answer *Answer) error 
 	return nil
 }
 
-// isStarting reports whether the lock is held by a run that starts a worker. That run needs some
-// milliseconds, and isStarting waits for it.
-func (s supervisor) isStarting() bool {
+// workerAppears reports whether a worker runs within some milliseconds. Call it if another run
+// holds the lock: that run may be starting a worker.
+func (s supervisor) workerAppears() bool {
 	for range 4 {
 		if s.workerRuns() {
 			return true

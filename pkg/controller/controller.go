@@ -10,14 +10,14 @@
 //
 // Reading order:
 //   - reconcile.go, here: the ten steps; finish.go: what is missing after a crash
-//   - package intake: what is queued, and in which order
-//   - packages evidence and collect: what a decision is made from, and how stale that may be
+//   - package evidence: what an infrastructure provider implements
+//   - package intake: what is queued; package fairqueue: in which order
+//   - package collect: what a decision is made from, and how stale that may be
 //   - package act: what is written
 //   - package report: log, metrics, Events and decision records
 //   - package watch: what else is watched
 //
-// These packages import one another in that order only: evidence, intake, collect, act, report,
-// watch.
+// Each of these packages imports only those before it.
 package controller
 
 import (

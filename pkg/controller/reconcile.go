@@ -33,9 +33,10 @@ const (
 )
 
 // Reconcile takes a request from its event to its certificate. The queue has already applied the
-// rate limits (R1). Each write names the version that was read, so a lost race is a conflict, and
-// the next decision reads what the other writer wrote. After a crash, the next call starts at step
-// 1, and reaches the missing step from what is stored.
+// rate limits of the requester and the cluster (R1), and judge applies the machine's. Each write
+// names the version that was read, so a lost race is a conflict, and the next decision reads what
+// the other writer wrote. After a crash, the next call starts at step 1, and reaches the missing
+// step from what is stored.
 func (c *Controller) Reconcile(ctx context.Context, key ctrl.Request) (result ctrl.Result, err error) {
 	now, arrived := c.Now(), time.Now()
 
@@ -49,7 +50,7 @@ func (c *Controller) Reconcile(ctx context.Context, key ctrl.Request) (result ct
 	}
 
 	// 2. Classify it. Most events leave nothing to decide.
-	if csrstate.Of(request).Finished() { // if it is a hello, the cache shows that it is closed
+	if csrstate.Of(request).Finished() { // LastWrites has hellos: the cache shows this one as closed
 		c.actor.LastWrites.Forget(request)
 	}
 	if !c.intake.IsOurs(request) {
@@ -69,7 +70,7 @@ func (c *Controller) Reconcile(ctx context.Context, key ctrl.Request) (result ct
 		if wait := c.actor.UntilPublished(request); wait > 0 {
 			return ctrl.Result{RequeueAfter: wait}, nil
 		}
-		// another signer may have issued the certificate since
+		// The cache may not show yet that the certificate is published: the rules ignore it then.
 		if err := c.live.Get(ctx, key.NamespacedName, request); err != nil {
 			return ctrl.Result{}, client.IgnoreNotFound(err)
 		}
@@ -125,33 +126,35 @@ func (c *Controller) Reconcile(ctx context.Context, key ctrl.Request) (result ct
 		}
 		p.LogUnjudged(ctx, in)
 		// a rehearsal is neither approved nor signed: rehearse refuses these outcomes
-		took, mayIssue, done := time.Since(began), !c.Audit && !claim.Rehearsal, act.Written{}
-		if d.Outcome == verifier.Approve && mayIssue {
+		took, mayGrant := time.Since(began), !c.Audit && !claim.Rehearsal
+		var warnings verifier.Refusals // of an approval in this call
+		if d.Outcome == verifier.Approve && mayGrant {
+			var approval act.Written
 			// 5. Write the record. It is the lock: it names one of two requests that might both
 			// pass. A record that contradicts it and was written meanwhile is a conflict.
-			if done.Record, err = c.actor.RecordGrant(ctx, in, d); err == nil {
+			if approval.Record, err = c.actor.RecordGrant(ctx, in, d); err == nil {
 				// 6. Approve. The record now proves that this Controller did.
-				done.Request, err = c.actor.Approve(ctx, in, d)
+				approval.Request, err = c.actor.Approve(ctx, in, d)
 			}
 			if isStale(err) && p.Consistency == collect.Cached {
 				continue
 			}
-			if err == nil {
-				c.reporter.Report(ctx, in, d, done, took)
+			if err == nil { // the approval is a decision of its own
+				c.reporter.Report(ctx, in, d, approval, took)
 			}
 			if err != nil || !c.issuer.Issues() {
 				return c.resolveConflict(ctx, request, now, ctrl.Result{}, err)
 			}
 			// Sign now, without reading again what this call wrote. The rules judge all of it
 			// again. If a step fails, the event of the approval queues the request again.
-			began = time.Now()
-			done.Warnings, in = d.Warnings, in.Approved(done.Request, done.Record, c.records.Record(done.Record))
+			began, warnings = time.Now(), d.Warnings
+			in = in.Approved(approval.Request, approval.Record, c.records.Record(approval.Record))
 			d = c.judge(in)
 			took = time.Since(began)
 		}
 
-		if d.Outcome != verifier.Sign || !mayIssue {
-			done, err := c.carryOut(ctx, in, d, done.Warnings)
+		if d.Outcome != verifier.Sign || !mayGrant {
+			done, err := c.carryOut(ctx, in, d, warnings)
 			if isStale(err) && p.Consistency == collect.Cached && in.Request == request {
 				continue
 			}
@@ -162,7 +165,7 @@ func (c *Controller) Reconcile(ctx context.Context, key ctrl.Request) (result ct
 		}
 
 		// 7. Sign. The certificate goes into the record before anybody can have it.
-		issued, record, err := c.actor.Sign(ctx, in, d, done.Warnings)
+		issued, record, err := c.actor.Sign(ctx, in, d, warnings)
 		if err != nil {
 			return c.resolveConflict(ctx, request, now, ctrl.Result{}, err)
 		}
@@ -193,7 +196,8 @@ func (c *Controller) Reconcile(ctx context.Context, key ctrl.Request) (result ct
 // reported. Rehearsals are answered even then, since they lead to no certificate.
 func (c *Controller) mayWrite(claim verifier.Claim) bool { return !c.Audit || claim.Rehearsal }
 
-// carryOut carries out each decision but the approval and the signing of a client certificate.
+// carryOut carries out each decision but the approval and the signing of a client certificate. In
+// audit mode it writes nothing.
 // warnings are those of an approval in the same call.
 func (c *Controller) carryOut(ctx context.Context, in *collect.Inputs, d verifier.Decision, warnings verifier.Refusals) (done act.Written, err error) {
 	switch {
@@ -213,7 +217,7 @@ func (c *Controller) carryOut(ctx context.Context, in *collect.Inputs, d verifie
 }
 
 // restore reads a request live whose content the cache dropped. It returns nil if that request is
-// gone, or has changed, and the time until the next decision. It is needed, since onlyAnnotated may
+// gone, or has changed, and the time until the next decision. It is needed, since intake may
 // drop the event of that change.
 func (c *Controller) restore(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (*certificatesv1.CertificateSigningRequest, time.Duration, error) {
 	whole, err := evidence.GetRequest(ctx, c.live, object.Name)
@@ -233,12 +237,14 @@ func (c *Controller) forget(name string) {
 	c.actor.Forget(name)
 }
 
-// judge asks the rules for a decision that fits the request's state. Two checks outside of the
-// rules may refuse what the rules let pass: the machine's rate limit, and a revocation since the
-// hello.
+// judge asks the rules for a decision that fits the request's state. What the rules let pass may
+// still wait for the machine's rate limit, or be refused since the node was revoked.
 func (c *Controller) judge(in *collect.Inputs) verifier.Decision {
 	if csrstate.Of(in.Request) == csrstate.Approved {
-		return c.refuseRevoked(in, c.issuer.Judge(c.Rules, in.Input, in.IsRecorded()))
+		if !c.issuer.Issues() && in.IsRecorded() { // another signer has time until the deadline
+			return c.refuseRevoked(in, c.Rules.JudgeUnsigned(in.Input))
+		}
+		return c.refuseRevoked(in, c.Rules.JudgeSigning(in.Input))
 	}
 	d := c.refuseRevoked(in, c.Rules.Judge(in.Input))
 	if d.Outcome == verifier.Approve && !c.actor.MachineLimits.Ready(d.Grant.Record.Machine.Name, c.Now()) {

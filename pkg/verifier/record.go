@@ -34,7 +34,8 @@ type Record struct {
 	// ProofSHA256 is the SHA-256 of the proof's spec.request, in lower-case hex. Only that proof
 	// may be signed.
 	HelloUID, ProofUID, ProofSHA256 string
-	// ProofPending says that this proof exists, and has neither a certificate nor a refusal yet.
+	// ProofPending says that this proof exists, and is neither refused nor issued. It also counts
+	// as pending while its certificate is published and not yet in the record.
 	ProofPending bool
 	// Orphaned says that the machine's object no longer exists, and the record will be deleted,
 	// too. No decision uses such a record. Until it is deleted, nobody can get its endorsement key

@@ -47,7 +47,7 @@ func AnswerStatus(code int, why metav1.StatusReason, message string) http.Handle
 		w.WriteHeader(code)
 		_ = json.NewEncoder(w).Encode(metav1.Status{
 			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"},
-			Status:   metav1.StatusFailure, Code: int32(code), Reason: why, Message: message,
+			Status:   metav1.StatusFailure, Code: int32(code), Reason: why, Message: message, //nolint:gosec // a status of HTTP
 		})
 	}
 }

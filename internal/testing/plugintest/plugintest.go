@@ -98,11 +98,22 @@ type Provider struct {
 	Signer   string
 }
 
-func (Provider) Name() string                               { return "fake" }
-func (p Provider) SignerName() string                       { return p.Signer }
-func (p Provider) Renews() bool                             { return p.CanRenew }
-func (Provider) Caution() string                            { return "" }
+// Name implements provider.Provider.
+func (Provider) Name() string { return "fake" }
+
+// SignerName implements provider.Provider.
+func (p Provider) SignerName() string { return p.Signer }
+
+// Renews implements provider.Provider.
+func (p Provider) Renews() bool { return p.CanRenew }
+
+// Caution implements provider.Provider.
+func (Provider) Caution() string { return "" }
+
+// ProviderID implements provider.Provider.
 func (Provider) ProviderID(context.Context) (string, error) { return "", nil }
+
+// Evidence implements provider.Provider.
 func (Provider) Evidence(context.Context, provider.Request) ([]byte, error) {
 	return []byte(`{"version":"fake/v1"}`), nil
 }
@@ -143,7 +154,7 @@ func Snapshot(t testing.TB, root string) string {
 		}
 		_, _ = fmt.Fprintf(&out, "%s %s", path, info.Mode())
 		if info.Mode().IsRegular() {
-			data, err := os.ReadFile(path)
+			data, err := os.ReadFile(path) //nolint:gosec // a directory of the test
 			if err != nil {
 				return err
 			}

@@ -126,7 +126,7 @@ func (i *invocation) run(cmd *cobra.Command, _ []string) error {
 	}
 	a, err := i.load()
 	if a == nil {
-		return err // there is no answer that client-go would understand
+		return err // there is no answer that client-go would understand; else Run returns err, too
 	}
 	if i.dryRun {
 		return i.printDryRun(cmd.Context(), a)

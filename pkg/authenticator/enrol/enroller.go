@@ -7,7 +7,9 @@
 //	announcement.go  check whether the cluster announced renewals
 //	enrolment.go     enrol: from a key to a decision on its requests
 //	request.go       the requests: key, PKCS#10, evidence
+//	waiting.go       wait for the decision
 //	conclude.go      check and install the certificate
+//	bootstrap.go     delete the bootstrap kubeconfig
 //	backoff.go       when the next worker may start
 //
 // Rehearse and DryRun build the same requests and write nothing.

@@ -106,7 +106,7 @@ func (e *Enroller) Rehearse(ctx context.Context, kubeconfig string, remark func(
 }
 
 // namesSigner reports whether the text of a verdict names a signer. The verdict has no field for
-// signers, only its text for people. passedText in pkg/controller writes that text.
+// signers, only its text for people. act.PassedText of the controller writes that text.
 func namesSigner(verdict, signer string) bool {
 	words := strings.FieldsFunc(verdict, func(r rune) bool { return r == ' ' || r == ',' })
 	return slices.Contains(words, signer)

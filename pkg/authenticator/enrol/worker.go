@@ -24,7 +24,7 @@ import (
 const LockWait = 5 * time.Second
 
 // Work gets a new certificate if one is needed. It continues where the last worker stopped, and
-// records its result. It ends within the WorkerDeadline unless the provider hangs. Only one worker
+// records its result. It ends within the Deadline unless the provider hangs. Only one worker
 // runs at a time: another gets a Failure with reason WorkerUnavailable.
 func (e *Enroller) Work(ctx context.Context) error {
 	if e.Node.Invalid != nil {

@@ -61,7 +61,8 @@ func (s *Status) CheckDue() bool {
 	return !s.node.Now().Before(s.NextCheck()) || s.Printed() && s.ReportOwed() && s.Announcement.NotReported != s.Pair.Fingerprint()
 }
 
-// Waits reports whether a due renewal waits for the back-off after an outage (spreadAfterOutage).
+// Waits reports whether a due renewal waits for the back-off after an outage
+// (enrol.SpreadAfterOutage).
 func (s *Status) Waits() bool { return s.Due != "" && s.CanWait && s.postponed }
 
 // UntilStart returns the time until a worker may start, 0 if it may start now. A check that is due
@@ -106,7 +107,7 @@ func (s *Status) AnnouncedRenewal() *cache.Renewal {
 }
 
 // bound returns the time of the next run: the earliest of until, the next check, and the announced
-// renewal. A time that is not after now means soon: then expiration uses near.
+// renewal. A time that is not after now means soon: then Expiration uses near.
 func (s *Status) bound(now, until time.Time) time.Time {
 	if !s.node.Checks() {
 		return until

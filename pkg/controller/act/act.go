@@ -57,15 +57,15 @@ type Revocations interface {
 	RevokedSince(node string, requests ...types.UID) bool
 	// LastBefore returns the number of the last revocation that is older than each of the requests.
 	LastBefore(requests ...types.UID) int64
-	// UntilAccepted returns how long to wait until API servers accept writes with a certificate that
-	// is in the node's record, 0 if they do.
+	// UntilAccepted returns how long to wait until API servers accept writes with a certificate
+	// that is in the node's record, 0 if they do.
 	UntilAccepted(node, fingerprint string) time.Duration
 }
 
 // Actor writes the outcomes of decisions to the API server.
 type Actor struct {
 	Rules *verifier.Rules
-	// Client reads requests from the cache, and writes.
+	// Client patches requests.
 	Client        client.Client
 	Records       *records.Store
 	Issuer        signing.Issuer
@@ -84,11 +84,12 @@ type Actor struct {
 
 // Written is what carrying out a decision has written.
 type Written struct {
-	// Request is the request as the API server stored it, nil if it was not written.
+	// Request is the request as the API server stored it, nil if no condition or annotation was
+	// written.
 	Request *certificatesv1.CertificateSigningRequest
 	// Record is the record of the approved or signed certificate, else nil.
 	Record *v1alpha1.NodeAttestation
-	// Certificate is the published chain, and warnings are those of its approval. Both go into the
+	// Certificate is the published chain, and Warnings are those of its approval. Both go into the
 	// decision record.
 	Certificate []byte
 	Warnings    verifier.Refusals
@@ -139,7 +140,7 @@ func (a *Actor) challenge(ctx context.Context, in *collect.Inputs) (Written, err
 	if err != nil {
 		return Written{}, err
 	}
-	a.LastWrites.Set(challenged)
+	a.LastWrites.SetChallenge(challenged)
 	if in.Claim.Rehearsal {
 		return Written{Request: challenged}, nil // nobody closes this hello
 	}
@@ -193,6 +194,7 @@ func (a *Actor) refuse(ctx context.Context, in *collect.Inputs, d verifier.Decis
 	return a.Deny(ctx, request, string(d.Refusals.Reason()), d.Refusals.Error())
 }
 
+// Deny denies a request. It returns the request as the API server stored it.
 func (a *Actor) Deny(ctx context.Context, request *certificatesv1.CertificateSigningRequest, reason, message string) (*certificatesv1.CertificateSigningRequest, error) {
 	return a.addCondition(ctx, request, statuspatch.Condition(certificatesv1.CertificateDenied, reason, message))
 }
@@ -219,6 +221,11 @@ func (a *Actor) RecordGrant(ctx context.Context, in *collect.Inputs, d verifier.
 		return nil, err
 	}
 	return record, a.checkSole(ctx, in, record)
+}
+
+// WriteRecord writes a record under the version that was read.
+func (a *Actor) WriteRecord(ctx context.Context, record *v1alpha1.NodeAttestation) error {
+	return asWriteError(a.Records.Write(ctx, record, a.Now()))
 }
 
 // checkSole runs after the record was written. It looks for rivals: records with the same node name
@@ -297,9 +304,11 @@ func (a *Actor) UntilPublished(request *certificatesv1.CertificateSigningRequest
 	return 0
 }
 
+// KeepUnpublished keeps a certificate that is in a record, until UntilAccepted lets a later call
+// publish it.
 func (a *Actor) KeepUnpublished(ctx context.Context, request *certificatesv1.CertificateSigningRequest, c *IssuedCertificate) {
 	a.unpublished.keep(request, c)
-	log.FromContext(ctx).Info("the certificate is published once policies have it, since another one of the node is revoked", "node", c.node, "sha256", c.fingerprint)
+	log.FromContext(ctx).Info("the certificate is published once the policies have it", "node", c.node, "sha256", c.fingerprint)
 }
 
 // signServing issues a serving certificate. It is in no record, since it authenticates no request

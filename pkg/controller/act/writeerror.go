@@ -3,12 +3,9 @@
 package act
 
 import (
-	"context"
 	"errors"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 )
 
 // writeError is the API server's answer to a failed write.
@@ -31,9 +28,4 @@ func IsWriteRefused(err error) bool {
 	var write *writeError
 	return errors.As(err, &write) &&
 		(apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsRequestEntityTooLargeError(err))
-}
-
-// WriteRecord writes a record under the version that was read.
-func (a *Actor) WriteRecord(ctx context.Context, record *v1alpha1.NodeAttestation) error {
-	return asWriteError(a.Records.Write(ctx, record, a.Now()))
 }

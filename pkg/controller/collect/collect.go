@@ -226,8 +226,8 @@ func (c *Collector) addToken(ctx context.Context, s *collection) error {
 	return nil
 }
 
-// addHello is for providers with two rounds. It sets the claimed EK, and whether a source or a record
-// names it. It also adds the EK's records and a proof's hello.
+// addHello is for providers with two rounds. It sets the claimed EK, and whether a source or a
+// record names it. It also adds the EK's records and a proof's hello.
 func (c *Collector) addHello(ctx context.Context, s *collection) error {
 	if s.in.Challenger == nil {
 		return nil

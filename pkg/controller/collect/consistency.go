@@ -79,7 +79,7 @@ type Situation struct {
 	writes bool
 }
 
-// passes defines the consistency that each decision needs. They are tried in this order. Each
+// Passes defines the consistency that each decision needs. They are tried in this order. Each
 // accepts only the outcomes for which its inputs suffice: one more pass costs time, a wrong
 // decision costs a node its certificate.
 var Passes = []Pass{
@@ -105,8 +105,8 @@ var Passes = []Pass{
 		// Sufficient for all outcomes of a hello: a challenge grants nothing, and the next hello
 		// repairs a wrong denial. Sufficient for the approval of a proof, since its writes detect a
 		// stale cache. The record is updated under the cached version, or created under a name
-		// derived from the machine. Then checkSole looks for rivals. Audit mode writes no record,
-		// so it cannot detect a stale cache.
+		// derived from the machine. Then act.checkSole looks for rivals. Audit mode writes no
+		// record, so it cannot detect a stale cache.
 		Consistency: Cached, evidence: judged,
 		Applies: func(s Situation) bool {
 			return s.cacheInSync && s.pending && s.attests && s.writes && (s.hello || s.cacheKeepsUp)

@@ -17,7 +17,7 @@ import (
 )
 
 // Inputs has everything that one decision is made from: the Input of the rules, and what acting on
-// the decision needs beside it. The collector makes it. Nothing changes it afterwards.
+// the decision needs beside it. Nothing changes it once it is complete.
 type Inputs struct {
 	verifier.Input
 	Claim    verifier.Claim
@@ -31,7 +31,7 @@ type Inputs struct {
 	// Objects are the objects behind Records, in the same order.
 	Objects []v1alpha1.NodeAttestation
 	// subject describes the request, without its class. It parses the hello once, also for the
-	// inputs that approved returns.
+	// inputs that Approved returns.
 	subject func() Subject
 }
 

@@ -23,7 +23,8 @@ const (
 	closedVersion = "closed"
 )
 
-func (l LastWrites) Set(hello *certificatesv1.CertificateSigningRequest) {
+// SetChallenge says that this version of a hello has this replica's challenge.
+func (l LastWrites) SetChallenge(hello *certificatesv1.CertificateSigningRequest) {
 	l.versions.Add(hello.UID, hello.ResourceVersion)
 }
 
@@ -37,11 +38,13 @@ func (l LastWrites) SetClosed(hello *certificatesv1.CertificateSigningRequest) {
 	l.versions.Add(hello.UID, closedVersion)
 }
 
+// Closed reports whether this replica has closed a hello.
 func (l LastWrites) Closed(hello *certificatesv1.CertificateSigningRequest) bool {
 	version, ok := l.versions.Get(hello.UID)
 	return ok && version == closedVersion
 }
 
+// Forget drops the entry of a hello.
 func (l LastWrites) Forget(hello *certificatesv1.CertificateSigningRequest) {
 	l.versions.Remove(hello.UID)
 }

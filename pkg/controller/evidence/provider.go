@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package evidence has the interfaces of what an infrastructure provider implements: who verifies
-// evidence, and who knows the machines and bootstrap tokens.
+// evidence, and who knows the machines and bootstrap tokens. Its functions are for their callers.
 package evidence
 
 import (

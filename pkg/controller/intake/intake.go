@@ -27,7 +27,7 @@ import (
 type Intake struct {
 	Rules *verifier.Rules
 	Queue *fairqueue.Queue
-	// Cached reads requests from the cache. summarized says that a RequestCache fills it.
+	// Cached reads requests from the cache. Summarized says that a RequestCache fills it.
 	Cached     client.Reader
 	Summarized bool
 	Now        func() time.Time
@@ -190,6 +190,7 @@ func (i *Intake) Observed() predicate.Predicate {
 	}
 }
 
+// Observe passes the flow of a request in the cache to the queue.
 func (i *Intake) Observe(object client.Object) {
 	request, ok := object.(*certificatesv1.CertificateSigningRequest)
 	if !ok || csrstate.Of(request).Finished() || !i.IsOurs(request) {
@@ -199,7 +200,7 @@ func (i *Intake) Observe(object client.Object) {
 	flow, now := i.FlowOf(request), i.Now()
 	expires, challenged := i.ChallengeExpiry(request, now)
 	// An approved request is signed, so it takes no token. Nor does a hello with an open challenge,
-	// which is only requeued (see limit).
+	// which is only requeued (see Limit).
 	flow.Unlimited = csrstate.Of(request) == csrstate.Approved || challenged && now.Before(expires)
 	i.Queue.Observe(request.Name, flow)
 }

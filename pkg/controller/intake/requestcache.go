@@ -216,7 +216,7 @@ func isMarked(request *certificatesv1.CertificateSigningRequest) bool {
 	return err == nil && value == "sha256:"+fingerprint
 }
 
-// keepIssued marks a trimmed request that has a certificate. Notice reads the certificate and
+// keepIssued marks a trimmed request that has a certificate. watch.Issued reads the certificate and
 // the requester live.
 func keepIssued(kept, request *certificatesv1.CertificateSigningRequest) {
 	if IssuedToNode(request) {

@@ -12,10 +12,10 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 )
 
-// summarize sets the conditions and the expiry of a record that is about to be written. They are
-// for people and tools: no decision reads them. So a replica of an older release may drop them in
-// an update. The next write derives them again.
-func summarize(object *v1alpha1.NodeAttestation, now time.Time) {
+// setConditions sets the conditions and the expiry of a record that is about to be written. They
+// are for people and tools: no decision reads them. So a replica of an older release may drop them
+// in an update. The next write derives them again.
+func setConditions(object *v1alpha1.NodeAttestation, now time.Time) {
 	newest := newestCertificate(object)
 	object.Status.Expires = nil
 	if newest != nil {

@@ -61,7 +61,7 @@ func TestConditions(t *testing.T) {
 	for _, step := range steps {
 		step.change()
 		object.Generation++
-		summarize(object, now)
+		setConditions(object, now)
 		var got, messages []string
 		for _, c := range object.Status.Conditions {
 			got = append(got, fmt.Sprintf("%s=%s/%s %.0f", c.Type, c.Status, c.Reason, now.Sub(c.LastTransitionTime.Time).Hours()))

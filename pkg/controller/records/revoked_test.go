@@ -21,7 +21,7 @@ func TestConditionsOfRevocation(t *testing.T) {
 	object.Status.Certificates = []v1alpha1.IssuedCertificate{{SHA256: "a", Serial: "1"}, {SHA256: "b", Serial: "2"}}
 	check := func(kind string, status metav1.ConditionStatus, reason, part string) {
 		t.Helper()
-		summarize(object, now)
+		setConditions(object, now)
 		c := meta.FindStatusCondition(object.Status.Conditions, kind)
 		if status == "" {
 			if c != nil {

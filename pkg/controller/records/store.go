@@ -165,7 +165,7 @@ func (s *Store) New(record verifier.Record) (*v1alpha1.NodeAttestation, error) {
 // conditions and expiry from the rest of the record. The object gets the new version.
 func (s *Store) Write(ctx context.Context, object *v1alpha1.NodeAttestation, now time.Time) error {
 	s.label(object)
-	summarize(object, now)
+	setConditions(object, now)
 	if object.ResourceVersion == "" {
 		return s.api.Create(ctx, object)
 	}

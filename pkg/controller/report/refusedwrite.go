@@ -19,7 +19,7 @@ import (
 const ReasonWriteRefused verifier.Reason = "WriteRefused"
 
 // WriteRefused records an Event on a request whose decision the API server refused to store.
-// The write is retried after a back-off of at most a second (on rehearsals: refusedVerdictDelay).
+// The write is retried after a back-off of at most a second (on rehearsals: ten minutes).
 // The Event is not repeated for 14 minutes.
 func (r *Reporter) WriteRefused(ctx context.Context, object *certificatesv1.CertificateSigningRequest, err error) {
 	key, now := string(object.UID)+"/"+string(ReasonWriteRefused), r.Now()

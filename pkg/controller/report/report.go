@@ -33,7 +33,7 @@ type Config struct {
 	Rules  *verifier.Rules
 	Issuer signing.Issuer
 	Audit  bool
-	// Decisions says where final decisions are recorded. source is the source of the machines, as
+	// Decisions says where final decisions are recorded. Source is the source of the machines, as
 	// in records.
 	Decisions decisionlog.Config
 	Source    string
@@ -67,9 +67,9 @@ func New(config Config) *Reporter {
 	return &Reporter{Config: config, recorder: newRecorder(config), eventLimits: fairqueue.NewLimiters(act.EventRate)}
 }
 
-// Report reports a decision: in the log, in metrics, and in Events on the request and on its Node,
-// if there is one. The reason for which a request waits is reported once: an Event costs more than
-// the decision, and hundreds of requests may wait.
+// Report reports a decision: in the log and the decision log, in metrics, and in Events on the
+// request, or on its record, and on its Node, if there is one. The reason for which a request waits
+// is reported once: an Event costs more than the decision, and hundreds of requests may wait.
 func (r *Reporter) Report(ctx context.Context, in *collect.Inputs, d verifier.Decision, done act.Written, took time.Duration) {
 	object := in.Request
 	switch d.Outcome {

@@ -62,10 +62,11 @@ type Acknowledgements interface {
 	RemoveAcknowledgedEKChange(ctx context.Context, name string) error
 }
 
-// A source may now name other EKs for a machine than the one in the machine's record
-// (verifier.Rules.ContradictedBy). EKChanges decides whether such a change takes effect. An
-// accepted change is written into the machine's record, which the rules read. So the change stays
-// accepted, and is counted, until a source names the old EK again or the new TPM has enrolled.
+// EKChanges accepts or holds changes of endorsement keys. A source may now name other EKs for a
+// machine than the one in the machine's record (verifier.Rules.ContradictedBy). EKChanges decides
+// whether such a change takes effect. An accepted change is written into the machine's record,
+// which the rules read. So the change stays accepted, and is counted, until a source names the old
+// EK again or the new TPM has enrolled.
 type EKChanges struct {
 	Rules    *verifier.Rules
 	Machines evidence.MachineSource

@@ -48,6 +48,7 @@ func listMachines(machines []verifier.Machine) *ListedMachines {
 	return l
 }
 
+// Has reports whether a listed machine has this claim.
 func (l *ListedMachines) Has(claim fairqueue.Claim) bool {
 	return l != nil && (l.eks[claim.EK] || l.nodes[claim.Node])
 }
