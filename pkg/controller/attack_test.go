@@ -153,7 +153,7 @@ type askedTPM struct {
 
 func (askedTPM) Name() string                                             { return "tpm" }
 func (askedTPM) EK(_, _ *certificatesv1.CertificateSigningRequest) string { return "e1" }
-func (p askedTPM) Judge(_ context.Context, q evidence.Question) verifier.Evidence {
+func (p askedTPM) Verify(_ context.Context, q evidence.Question) verifier.Evidence {
 	*p.named = q.Named
 	return verifier.Evidence{Provider: "tpm", EK: "e1"}
 }

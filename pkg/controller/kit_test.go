@@ -526,7 +526,7 @@ type tpmStub struct {
 
 func (*tpmStub) Name() string { return "tpm" }
 
-func (p *tpmStub) Judge(_ context.Context, q evidence.Question) verifier.Evidence {
+func (p *tpmStub) Verify(_ context.Context, q evidence.Question) verifier.Evidence {
 	p.mu.Lock()
 	p.judged++
 	p.mu.Unlock()

@@ -109,11 +109,11 @@ type lookedAtProvider struct {
 }
 
 // Judge is the Provider's.
-func (p lookedAtProvider) Judge(ctx context.Context, q evidence.Question) verifier.Evidence {
+func (p lookedAtProvider) Verify(ctx context.Context, q evidence.Question) verifier.Evidence {
 	if _, again := p.names.LoadOrStore(q.Request.Name, nil); !again {
 		p.requests.Add(1)
 	}
-	return p.Provider.Judge(ctx, q)
+	return p.Provider.Verify(ctx, q)
 }
 
 // flood files requests with a token, as fast as the API server takes them, until ctx ends.

@@ -26,8 +26,8 @@ type serving struct {
 
 func (s serving) Versions() attestation.Versions { return s.versions }
 
-// Judge refuses what this provider does not serve. The real provider verifies the rest.
-func (s serving) Judge(ctx context.Context, q evidence.Question) verifier.Evidence {
+// Verify refuses what this provider does not serve. The real provider verifies the rest.
+func (s serving) Verify(ctx context.Context, q evidence.Question) verifier.Evidence {
 	content, err := attestation.Parse(q.Request.Spec.Request)
 	if err == nil {
 		if version, _ := attestation.Head(content.Data); !slices.Contains(s.versions, version) {
@@ -36,7 +36,7 @@ func (s serving) Judge(ctx context.Context, q evidence.Question) verifier.Eviden
 			return verifier.Evidence{Provider: s.Name(), Err: refusals}
 		}
 	}
-	return s.Provider.Judge(ctx, q)
+	return s.Provider.Verify(ctx, q)
 }
 
 // Node and controller of several releases: either they agree on what both have, or the node says

@@ -87,11 +87,11 @@ func evidenceKeyOf(q evidence.Question) evidenceKey {
 	return by
 }
 
-func (m *Memo) judge(ctx context.Context, p evidence.Provider, q evidence.Question) verifier.Evidence {
+func (m *Memo) verify(ctx context.Context, p evidence.Provider, q evidence.Question) verifier.Evidence {
 	by := evidenceKeyOf(q)
 	evidence, ok := m.evidence[by]
 	if !ok {
-		evidence = p.Judge(ctx, q)
+		evidence = p.Verify(ctx, q)
 		m.evidence[by] = evidence
 	}
 	return evidence
@@ -153,7 +153,7 @@ func (c *Collector) addUnreadable(ctx context.Context, s *collection) bool {
 	if s.in.Challenger.EK(s.in.Request, nil) != "" {
 		return false
 	}
-	s.in.Evidence = s.memo.judge(ctx, s.in.Provider, s.in.question())
+	s.in.Evidence = s.memo.verify(ctx, s.in.Provider, s.in.question())
 	return evidence.IsVerdict(s.in.Evidence.Err) && !s.in.Evidence.EKUntrusted
 }
 
@@ -287,7 +287,7 @@ func (c *Collector) addEvidence(ctx context.Context, s *collection) error {
 			return nil
 		}
 	}
-	s.in.Evidence = s.memo.judge(ctx, s.in.Provider, q)
+	s.in.Evidence = s.memo.verify(ctx, s.in.Provider, q)
 	return nil
 }
 

@@ -312,7 +312,7 @@ func (j *offlineJudge) decide(ctx context.Context, r requestFile, claim verifier
 		named := ek != "" && slices.ContainsFunc(j.machines, func(m verifier.Machine) bool {
 			return slices.ContainsFunc(m.EKs, func(n verifier.NamedEK) bool { return n.EK == ek })
 		})
-		in.Evidence = j.provider.Judge(ctx, evidence.Question{Request: object, Hello: in.Hello, Named: named, Now: r.at})
+		in.Evidence = j.provider.Verify(ctx, evidence.Question{Request: object, Hello: in.Hello, Named: named, Now: r.at})
 	}
 	d := j.settings.Rules().Judge(in)
 	return d, in.Evidence, collect.Describe(judge, object, in.Hello, claim, in.Evidence, d.Class)

@@ -42,7 +42,7 @@ func (a admission) recordOf(t *testing.T, decided time.Time) *decisionlog.Record
 			SHA256: decisionlog.DigestOf(object.Spec.Request),
 		}
 	}
-	evidence := a.judge.Judge(t.Context(), evidence.Question{Request: proof, Hello: hello, Now: decided})
+	evidence := a.judge.Verify(t.Context(), evidence.Question{Request: proof, Hello: hello, Now: decided})
 	if evidence.Err != nil {
 		t.Fatal(evidence.Err)
 	}

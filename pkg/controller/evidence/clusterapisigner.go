@@ -44,8 +44,8 @@ func (p fromSigner) Name() string { return p.name }
 
 var errNoMachine = errors.New("the machine that the evidence belongs to is not known yet")
 
-// Judge asks the signer.
-func (p fromSigner) Judge(ctx context.Context, q Question) verifier.Evidence {
+// Verify asks the signer.
+func (p fromSigner) Verify(ctx context.Context, q Question) verifier.Evidence {
 	evidence := verifier.Evidence{Provider: p.name}
 	if err := p.signer.VerifyClientAttestationData(ctx, q.Request); err != nil {
 		evidence.Err = err

@@ -18,7 +18,7 @@ import (
 func FindHello(ctx context.Context, reader client.Reader, p Challenger, proof *certificatesv1.CertificateSigningRequest) (*certificatesv1.CertificateSigningRequest, error) {
 	name, err := p.HelloOf(proof)
 	if err != nil || name == "" {
-		return nil, nil //nolint:nilerr // Judge refuses such a proof
+		return nil, nil //nolint:nilerr // Verify refuses such a proof
 	}
 	return GetRequest(ctx, reader, name)
 }

@@ -19,10 +19,10 @@ import (
 type Provider interface {
 	// Name is the provider's name in the PROVIDER block.
 	Name() string
-	// Judge verifies the evidence of a request. A Challenger may be asked about a proof without its
-	// hello, since the hello may not be known yet. Then it returns verifier.Refusals only for
+	// Verify verifies the evidence of a request. A Challenger may be asked about a proof without
+	// its hello, since the hello may not be known yet. Then it returns verifier.Refusals only for
 	// faults of the proof itself. For the missing hello it returns another error, or none.
-	Judge(ctx context.Context, q Question) verifier.Evidence
+	Verify(ctx context.Context, q Question) verifier.Evidence
 }
 
 // IsVerdict reports whether a Provider's error is a verdict about the evidence. Any other error may
@@ -51,13 +51,13 @@ type Challenger interface {
 	// EK returns the endorsement key that a hello or proof claims, "" if it is malformed. Nothing
 	// vouches for it.
 	EK(request, hello *certificatesv1.CertificateSigningRequest) string
-	// HelloOf returns the name of the hello that a proof refers to. If HelloOf fails, Judge must
+	// HelloOf returns the name of the hello that a proof refers to. If HelloOf fails, Verify must
 	// refuse the proof and say why.
 	HelloOf(proof *certificatesv1.CertificateSigningRequest) (string, error)
-	// Challenge answers a hello that Judge has just accepted. It returns the value of the
+	// Challenge answers a hello that Verify has just accepted. It returns the value of the
 	// annotation and the end of the challenge.
 	Challenge(hello *certificatesv1.CertificateSigningRequest, named bool, now time.Time) (string, time.Time, error)
-	// Versions are the versions of the documents that Judge accepts.
+	// Versions are the versions of the documents that Verify accepts.
 	Versions() attestation.Versions
 }
 

@@ -95,7 +95,7 @@ func summarize(rules *verifier.Rules, providers map[string]evidence.Provider, ob
 	case parsed.Hello:
 		found.EK = challenger.EK(object, nil)
 	default:
-		found.Hello, _ = challenger.HelloOf(object) // Judge refuses such a proof
+		found.Hello, _ = challenger.HelloOf(object) // Verify refuses such a proof
 	}
 	return found
 }

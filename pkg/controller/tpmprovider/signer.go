@@ -56,7 +56,7 @@ func (s Signer) machine(ctx context.Context, request *certificatesv1.Certificate
 	}
 	ek := s.EK(request, hello)
 	named := slices.ContainsFunc(machines, func(m verifier.Machine) bool { return m.HasEK(ek) })
-	evidence := s.Judge(ctx, evidence.Question{Request: request, Hello: hello, Named: named, Now: now})
+	evidence := s.Verify(ctx, evidence.Question{Request: request, Hello: hello, Named: named, Now: now})
 	if evidence.Err != nil {
 		return "", evidence.Err
 	}

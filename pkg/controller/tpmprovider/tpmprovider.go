@@ -95,8 +95,8 @@ func (Provider) HelloOf(proof *certificatesv1.CertificateSigningRequest) (string
 	return tpm.HelloName(requestOf(proof))
 }
 
-// Judge asks the verifier.
-func (p Provider) Judge(_ context.Context, q evidence.Question) verifier.Evidence {
+// Verify asks the verifier.
+func (p Provider) Verify(_ context.Context, q evidence.Question) verifier.Evidence {
 	v := p.verifier()
 	if v == nil {
 		return verifier.Evidence{Provider: p.Name(), Err: errNoVerifier}
@@ -125,7 +125,7 @@ func (p Provider) Judge(_ context.Context, q evidence.Question) verifier.Evidenc
 	}
 	if q.Hello == nil {
 		// Other proofs wait for their hello.
-		if err := v.JudgeWithoutHello(requestOf(q.Request), q.Now); err != nil {
+		if err := v.VerifyWithoutHello(requestOf(q.Request), q.Now); err != nil {
 			return refused(err)
 		}
 		evidence.Err = errNoHello

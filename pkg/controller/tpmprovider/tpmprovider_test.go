@@ -54,7 +54,7 @@ func TestAProofWithoutItsHello(t *testing.T) {
 		if request.Spec.Request, err = (attestation.Request{PKCS10: []byte{1}, Provider: "tpm", Data: data}).Marshal(); err != nil {
 			t.Fatal(err)
 		}
-		return p.Judge(t.Context(), evidence.Question{Request: request, Now: now})
+		return p.Verify(t.Context(), evidence.Question{Request: request, Now: now})
 	}
 	verify := func(p Provider, data []byte) verifier.Evidence {
 		return verifyAt(p, data, expires.Add(-lifetime), expires.Add(-lifetime))
@@ -127,7 +127,7 @@ func TestAProofWithoutItsHello(t *testing.T) {
 func TestHelloIsVerifiedByItself(t *testing.T) {
 	p := Provider{Verifier: newTestVerifier(t)}
 	verify := func(request, hello *certificatesv1.CertificateSigningRequest) string {
-		judged := p.Judge(t.Context(), evidence.Question{Request: request, Hello: hello, Named: true, Now: time.Now()})
+		judged := p.Verify(t.Context(), evidence.Question{Request: request, Hello: hello, Named: true, Now: time.Now()})
 		if judged.Err == nil || judged.EK != "" {
 			t.Fatalf("%+v", judged)
 		}
@@ -148,7 +148,7 @@ func TestHelloIsVerifiedByItself(t *testing.T) {
 func TestTPMWithoutKeysJudgesNothing(t *testing.T) {
 	p := Provider{Latest: func() *tpm.Verifier { return nil }}
 	hello := requestWith(attestation.HelloSignerName)
-	judged := p.Judge(t.Context(), evidence.Question{Request: hello, Named: true, Now: time.Now()})
+	judged := p.Verify(t.Context(), evidence.Question{Request: hello, Named: true, Now: time.Now()})
 	var refusals verifier.Refusals
 	if judged.Err == nil || errors.As(judged.Err, &refusals) || judged.EKUntrusted || judged.EK != "" {
 		t.Errorf("%+v", judged)

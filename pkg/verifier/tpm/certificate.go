@@ -48,9 +48,9 @@ func oidManufacturer() asn1.ObjectIdentifier   { return asn1.ObjectIdentifier{2,
 func oidModel() asn1.ObjectIdentifier          { return asn1.ObjectIdentifier{2, 23, 133, 2, 2} }
 func oidVersion() asn1.ObjectIdentifier        { return asn1.ObjectIdentifier{2, 23, 133, 2, 3} }
 
-// judgeCertificates judges the certificates of a hello: the EK's and its issuers'. It returns
+// verifyCertificates judges the certificates of a hello: the EK's and its issuers'. It returns
 // either the verified EK certificate, or problems.
-func (v *Verifier) judgeCertificates(ek *candidateEK, list [][]byte, at time.Time) (*ekCertificate, verifier.Refusals) {
+func (v *Verifier) verifyCertificates(ek *candidateEK, list [][]byte, at time.Time) (*ekCertificate, verifier.Refusals) {
 	var problems verifier.Refusals
 	if len(list) == 0 {
 		problems.Add(reasonEKUntrusted, "EK: it has no certificate, and no authoritative source names it")

@@ -11,7 +11,7 @@
 //  2. VerifyHello verifies the hello, and Challenge answers it.
 //  3. HelloReference returns the hello that a proof refers to. VerifyProof verifies the proof, and
 //     the whole hello again, since the package keeps no state. If the hello is not found,
-//     JudgeWithoutHello says whether the proof may wait for it.
+//     VerifyWithoutHello says whether the proof may wait for it.
 //
 // ParseHello parses a hello once for one decision. Its result has the methods ClaimedEK, Verify and
 // VerifyProof.

@@ -89,10 +89,10 @@ func publicEK(refusals *verifier.Refusals, document *attestation.Hello) *candida
 	}
 }
 
-// judgeEK decides whether the EK is trusted: a source names it, or its certificate chains to a
+// verifyEK decides whether the EK is trusted: a source names it, or its certificate chains to a
 // root. If a source names it, only two problems of its certificate matter. A certificate of another
 // key is a contradiction. A certificate that does not parse does not come from an honest node.
-func (v *Verifier) judgeEK(refusals *verifier.Refusals, ek *candidateEK, certificates [][]byte, namedEKs []Fingerprint, now time.Time) {
+func (v *Verifier) verifyEK(refusals *verifier.Refusals, ek *candidateEK, certificates [][]byte, namedEKs []Fingerprint, now time.Time) {
 	if v.denied[ek.Fingerprint] {
 		refusals.Add(ReasonEKDenied, "EK: %s is denied", ek.Fingerprint)
 	}
@@ -109,7 +109,7 @@ func (v *Verifier) judgeEK(refusals *verifier.Refusals, ek *candidateEK, certifi
 	if at.IsZero() {
 		at = now
 	}
-	certificate, problems := v.judgeCertificates(ek, certificates, at)
+	certificate, problems := v.verifyCertificates(ek, certificates, at)
 	if certificate != nil {
 		ek.sources = append(ek.sources, trustChain)
 		ek.certificate = certificate
@@ -120,7 +120,7 @@ func (v *Verifier) judgeEK(refusals *verifier.Refusals, ek *candidateEK, certifi
 			*refusals = append(*refusals, problem)
 		}
 	}
-	// not reached, since judgeCertificates always returns a problem then; refuse nevertheless
+	// not reached, since verifyCertificates always returns a problem then; refuse nevertheless
 	if !trusted && len(problems) == 0 {
 		refusals.Add(reasonEKUntrusted, "EK: nothing vouches for it")
 	}

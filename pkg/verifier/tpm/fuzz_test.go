@@ -136,7 +136,7 @@ func FuzzCertificate(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, leaf, issuer []byte) {
 		ek := &candidateEK{key: k.ekKeys["ecc-p256"]}
-		certificate, problems := v.judgeCertificates(ek, [][]byte{leaf, issuer}, testNow)
+		certificate, problems := v.verifyCertificates(ek, [][]byte{leaf, issuer}, testNow)
 		if (certificate == nil) != (len(problems) > 0) {
 			t.Fatal("refused without a reason, or accepted with one")
 		}

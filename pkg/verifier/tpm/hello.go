@@ -289,7 +289,7 @@ func (parsed *ParsedHello) verify(refusals *verifier.Refusals, namedEKs []Finger
 		ek := *h.ek
 		ek.publicKey = bytes.Clone(ek.publicKey)
 		h.ek = &ek
-		parsed.verifier.judgeEK(refusals, h.ek, h.document.EKCertificates, namedEKs, now)
+		parsed.verifier.verifyEK(refusals, h.ek, h.document.EKCertificates, namedEKs, now)
 	}
 	h.akName, h.akKey = publicAK(refusals, h.document.AKPublic)
 	h.trusted = len(*refusals) == before && len(h.ek.sources) > 0 && h.akKey != nil

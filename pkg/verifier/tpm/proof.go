@@ -78,18 +78,18 @@ func (parsed *ParsedHello) VerifyProof(request Request, namedEKs []Fingerprint, 
 	same := matchHello(&refusals, p, h)
 	key, expired := v.matchChallenge(&refusals, p, now)
 	p.quote = parseProofQuote(&refusals, p.document)
-	p.measured = v.judgeSelection(&refusals, p)
+	p.measured = v.checkSelection(&refusals, p)
 	if p.quote != nil && h.akKey != nil {
-		p.signed = judgeSignature(&refusals, p, h)
+		p.signed = verifySignature(&refusals, p, h)
 	}
 	if p.quote != nil && same && key != nil && h.ek != nil && h.akKey != nil {
-		p.bound = v.judgeMAC(&refusals, p, h, key)
+		p.bound = v.verifyMAC(&refusals, p, h, key)
 	}
-	pcrs, warnings := v.judgeEventLog(&refusals, p)
+	pcrs, warnings := v.verifyEventLog(&refusals, p)
 	if p.genuine() {
-		v.judgePCRs(&refusals, p.document)
+		v.checkPCRs(&refusals, p.document)
 		if h.trusted {
-			v.judgeFirmware(&refusals, h.ek, p.quote.firmware)
+			v.checkFirmware(&refusals, h.ek, p.quote.firmware)
 		}
 	}
 	refusals = append(refusals, expired...)
@@ -99,7 +99,7 @@ func (parsed *ParsedHello) VerifyProof(request Request, namedEKs []Fingerprint, 
 	return verifiedProof(h, p, pcrs, warnings)
 }
 
-// JudgeWithoutHello judges a proof whose hello is not found. It returns verifier.Refusals if the
+// VerifyWithoutHello judges a proof whose hello is not found. It returns verifier.Refusals if the
 // proof does not parse, if its challenge ended maxSkew ago or earlier, or if no controller would
 // have set the challenge's expiry. The result nil verifies nothing: the proof may wait for its
 // hello.
@@ -107,7 +107,7 @@ func (parsed *ParsedHello) VerifyProof(request Request, namedEKs []Fingerprint, 
 // The expiry is a claim of the proof. So each such proof is refused at most
 // Config.ChallengeLifetime and twice maxSkew after its creation. By then a controller that knows
 // the hello has judged an honest proof. A deleted hello never comes back under its UID.
-func (v *Verifier) JudgeWithoutHello(request Request, now time.Time) error {
+func (v *Verifier) VerifyWithoutHello(request Request, now time.Time) error {
 	if now.IsZero() {
 		return errNoTime
 	}
@@ -116,7 +116,7 @@ func (v *Verifier) JudgeWithoutHello(request Request, now time.Time) error {
 	if p.document == nil {
 		return refusals
 	}
-	expired := v.judgeExpiry(&refusals, p, now)
+	expired := v.checkExpiry(&refusals, p, now)
 	if ended := p.document.Expires; len(expired) == 0 && now.Add(-maxSkew).Unix() >= ended {
 		expired.Add(reasonChallengeExpired, "proof: its hello is not found, and the challenge ran out at %s", time.Unix(ended, 0).UTC().Format(time.RFC3339))
 	}
@@ -205,17 +205,17 @@ func (v *Verifier) matchChallenge(refusals *verifier.Refusals, p *proofEvaluatio
 		refusals.Add(reasonChallengeKeyUnknown, "proof: there is no key %.64q here", p.document.KeyID)
 	}
 	others := len(*refusals)
-	expired = v.judgeExpiry(refusals, p, now)
+	expired = v.checkExpiry(refusals, p, now)
 	if len(*refusals) > others {
 		key = nil
 	}
 	return key, expired
 }
 
-// judgeExpiry refuses an expiry that no controller would have set. It returns the refusal of an
+// checkExpiry refuses an expiry that no controller would have set. It returns the refusal of an
 // expired challenge separately. A proof that arrived in time stays in time, however late it is
 // judged.
-func (v *Verifier) judgeExpiry(refusals *verifier.Refusals, p *proofEvaluation, now time.Time) (expired verifier.Refusals) {
+func (v *Verifier) checkExpiry(refusals *verifier.Refusals, p *proofEvaluation, now time.Time) (expired verifier.Refusals) {
 	expires, came := p.document.Expires, now
 	if created := p.request.Created; !created.IsZero() && created.Before(now) {
 		came = created
@@ -244,9 +244,9 @@ func parseProofQuote(refusals *verifier.Refusals, document *attestation.Proof) *
 	return q
 }
 
-// judgeSelection reports whether the quoted PCRs are the required ones, and the given values match
+// checkSelection reports whether the quoted PCRs are the required ones, and the given values match
 // the quote.
-func (v *Verifier) judgeSelection(refusals *verifier.Refusals, p *proofEvaluation) bool {
+func (v *Verifier) checkSelection(refusals *verifier.Refusals, p *proofEvaluation) bool {
 	given := p.document.Selection()
 	if !sameSelection(given, v.pcrs) {
 		refusals.Add(reasonPCRSelection, "proof: the PCRs are not those wanted, bank %s, %v", v.pcrs.Bank, v.pcrs.Indexes)
@@ -270,8 +270,8 @@ func sameSelection(a, b attestation.PCRSelection) bool {
 	return a.Bank == b.Bank && slices.Equal(a.Indexes, b.Indexes)
 }
 
-// judgeSignature reports whether this AK, in the endorsement hierarchy, made the quote.
-func judgeSignature(refusals *verifier.Refusals, p *proofEvaluation, h *helloEvaluation) bool {
+// verifySignature reports whether this AK, in the endorsement hierarchy, made the quote.
+func verifySignature(refusals *verifier.Refusals, p *proofEvaluation, h *helloEvaluation) bool {
 	here := bytes.Equal(p.quote.qualifiedSigner, qualifiedName(h.akName))
 	if !here {
 		refusals.Add(reasonQuoteSigner, "quote: made by another key, or in another hierarchy than the endorsement hierarchy")
@@ -291,9 +291,9 @@ func judgeSignature(refusals *verifier.Refusals, p *proofEvaluation, h *helloEva
 	return here
 }
 
-// judgeMAC reports whether the quote is over this challenge and this request. Only the TPM with the
-// EK could learn the secret. judgeMAC derives the secret again from the objects and the proof.
-func (v *Verifier) judgeMAC(refusals *verifier.Refusals, p *proofEvaluation, h *helloEvaluation, key []byte) bool {
+// verifyMAC reports whether the quote is over this challenge and this request. Only the TPM with
+// the EK could learn the secret. verifyMAC derives the secret again from the objects and the proof.
+func (v *Verifier) verifyMAC(refusals *verifier.Refusals, p *proofEvaluation, h *helloEvaluation, key []byte) bool {
 	secret, err := v.secret(key, h, p.request.SignerName, p.document.Expires, p.document.Selection())
 	if err != nil {
 		refusals.Add(ReasonQuoteMAC, "quote: the secret cannot be derived")
@@ -319,8 +319,8 @@ func (v *Verifier) judgeMAC(refusals *verifier.Refusals, p *proofEvaluation, h *
 	return true
 }
 
-// judgePCRs judges the values of a genuine quote.
-func (v *Verifier) judgePCRs(refusals *verifier.Refusals, document *attestation.Proof) {
+// checkPCRs judges the values of a genuine quote.
+func (v *Verifier) checkPCRs(refusals *verifier.Refusals, document *attestation.Proof) {
 	var bad []int
 	for _, pcr := range document.PCRs {
 		allowed, listed := v.values[pcr.Index]
@@ -333,9 +333,9 @@ func (v *Verifier) judgePCRs(refusals *verifier.Refusals, document *attestation.
 	}
 }
 
-// judgeFirmware judges the version that a genuine quote reports. Only a verified certificate shows
+// checkFirmware judges the version that a genuine quote reports. Only a verified certificate shows
 // the TPM's manufacturer, and so which minimum applies.
-func (v *Verifier) judgeFirmware(refusals *verifier.Refusals, ek *candidateEK, version uint64) {
+func (v *Verifier) checkFirmware(refusals *verifier.Refusals, ek *candidateEK, version uint64) {
 	if len(v.firmware) == 0 {
 		return
 	}
@@ -348,11 +348,11 @@ func (v *Verifier) judgeFirmware(refusals *verifier.Refusals, ek *candidateEK, v
 	}
 }
 
-// judgeEventLog judges the event log if the policy requires one. Otherwise it does not read the
+// verifyEventLog judges the event log if the policy requires one. Otherwise it does not read the
 // log. It returns the PCRs to whose values the log leads. A PCR to whose value the log does not
 // lead is refused if it is in Config.EventLogPCRs. Otherwise it is a warning. A log that leads to
 // the value of no PCR is refused, because it is from another boot.
-func (v *Verifier) judgeEventLog(refusals *verifier.Refusals, p *proofEvaluation) (good []int, warnings verifier.Refusals) {
+func (v *Verifier) verifyEventLog(refusals *verifier.Refusals, p *proofEvaluation) (good []int, warnings verifier.Refusals) {
 	document := p.document
 	if !v.eventLog {
 		return nil, nil
