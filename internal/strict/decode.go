@@ -115,14 +115,19 @@ func (d *decoding) value(n *yaml.Node, line int, at string, into reflect.Value) 
 	}
 }
 
+// counts counts a value, and reports whether the document may have it.
+func (d *decoding) counts(line int, at string) bool {
+	d.values++
+	if d.values == maxValues+1 {
+		d.refuse(line, at, "the document has more than %d values", maxValues)
+	}
+	return d.values <= maxValues
+}
+
 // accepts checks a node by itself.
 func (d *decoding) accepts(n *yaml.Node, line int, at string) bool {
-	d.values++
 	switch {
-	case d.values > maxValues:
-		if d.values == maxValues+1 {
-			d.refuse(line, at, "the document has more than %d values", maxValues)
-		}
+	case !d.counts(line, at):
 	case d.Plain && (n.Kind == yaml.AliasNode || n.Anchor != ""):
 		d.refuse(n.Line, at, "anchors and aliases are not allowed")
 	case d.Plain && n.Style&yaml.TaggedStyle != 0:
@@ -214,6 +219,9 @@ func (d *decoding) merge(from *yaml.Node, line int, at string, seen map[string]i
 			d.refuse(line, at, "<< takes objects that do not contain themselves")
 			return
 		}
+		if !d.counts(line, at) { // an object without fields costs a step, too
+			return
+		}
 		d.fields(n, at, seen, visit)
 	}
 }
@@ -258,7 +266,7 @@ func valueOf(n *yaml.Node) (value any, err error) {
 	switch tag := n.ShortTag(); {
 	case n.Kind == yaml.ScalarNode && isWord && (n.Style == 0 || tag == "!!bool"):
 		return word, nil
-	case tag == "!!timestamp":
+	case n.Kind == yaml.ScalarNode && tag == "!!timestamp":
 		return n.Value, nil
 	}
 	err = n.Decode(&value)

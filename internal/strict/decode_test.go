@@ -60,6 +60,8 @@ func TestDecodeNamesLineAndField(t *testing.T) {
 		"a list as a name":             {"? [a]\n: b\n", "line 1: the name of a field must be a string, not a list"},
 		"merged twice":                 {"rules:\n- &a {selector: a}\n- <<: *a\n  selector: b\n", "line 4: rules[1].selector: comes a second time, after line 2"},
 		"merged into itself":           {"rules:\n- &a {<<: *a}\n", "line 2: rules[0]: << takes objects that do not contain themselves"},
+		"a list tagged as a time":      {"rules:\n- selector: !!timestamp [a]\n", "line 2: rules[0].selector: must be a string, not a list"},
+		"an object tagged as a time":   {"rules:\n- selector: !!timestamp {a: b}\n", "line 2: rules[0].selector: must be a string, not an object"},
 		"a field twice":                {"enabled: true\nenabled: true\n", "line 2: enabled: comes a second time, after line 1"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -142,17 +144,24 @@ func TestAliasesAreBounded(t *testing.T) {
 	if err := (Decoder{}).Decode([]byte(laughs), &into); err == nil || !strings.Contains(err.Error(), "more than 1048576 values") || strings.Contains(err.Error(), ";") {
 		t.Errorf("%.300v", err)
 	}
+	// Objects that are merged and have no fields count, too.
+	empty := strings.Repeat("*e, ", 2000)
+	merged := "lists:\n- &e {}\n- &g {<<: [" + empty + "*e]}\n- {<<: [" + strings.Repeat("*g, ", 2000) + "*g]}\n"
+	if err := (Decoder{}).Decode([]byte(merged), &into); err == nil || !strings.Contains(err.Error(), "more than 1048576 values") {
+		t.Errorf("%.300v", err)
+	}
 }
 
 // FuzzDecode: a document of configuration means the same as to kubectl, or it is refused.
 func FuzzDecode(f *testing.F) {
-	for _, word := range strings.Fields("y Y yes Yes YES n no on off Off true TRUE null ~ 0 -1 +1 010 0o10 0b11 0x1f 1_000 1.5 1.0 1e3 1e+3 .5 .inf 1:30 2026-01-02 2026-01-02T03:04:05Z 'yes' !!str 1 99999999999 soon 30s <<") {
+	for _, word := range strings.Fields("y Y yes Yes YES n no on off Off true TRUE null ~ 0 -1 +1 010 0o10 0b11 0x1f 1_000 1.5 1.0 1e3 1e+3 .5 .inf 1:30 2026-01-02 2026-01-02T03:04:05Z 'yes' !!str 1 !!timestamp 99999999999 soon 30s <<") {
 		f.Add("waitTimeout: " + word + "\nenabled: " + word + "\nnumber: " + word)
 		f.Add("enabled: " + word)
 		f.Add("number: " + word)
 		f.Add("rules: [{selector: " + word + ", values: [" + word + "]}]\nnamed: {" + word + ": {selector: a}}")
 	}
 	f.Add("rules: [&a {selector: a}, *a, {<<: *a, values: []}, {<<: [*a, {values: [b]}]}]\nnamed: null\n")
+	f.Add("rules: [{selector: !!timestamp [a]}, {selector: !!timestamp {a: b}}]")
 	f.Add("{\"enabled\": true}\n---\nnull\n")
 	f.Add("--- \n...\n")
 	bareTag := regexp.MustCompile(`!([^!\w]|$)`) // it is lost in a yaml.Node
