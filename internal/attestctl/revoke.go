@@ -433,8 +433,9 @@ func (s *selection) describe(out *planText, inForce InForce) {
 // revocationProgress is how far a revocation has come.
 type revocationProgress struct {
 	revoked, back int
-	// waiting are the nodes that the command waits for.
-	waiting []string
+	// waiting are the nodes that the command waits for. gone are nodes whose records were deleted:
+	// nothing says when they are back.
+	waiting, gone []string
 	// lost are nodes whose records were deleted: the controller does not know some of their
 	// certificates, so it does not revoke them. lostCertificates is how many these are.
 	lost             []string
@@ -466,7 +467,11 @@ func (s *selection) wait(i *invocation, a *access) *wait {
 			return len(at.waiting) == 0, progress, nil
 		},
 		finish: func(took time.Duration) error {
-			if err := i.printf("%s revoked, %s back after %s", text.Count(last.revoked, "certificate"), text.Count(last.back, "node"), took.Round(time.Second)); err != nil || len(last.lost) == 0 {
+			line := fmt.Sprintf("%s revoked, %s back after %s", text.Count(last.revoked, "certificate"), text.Count(last.back, "node"), took.Round(time.Second))
+			if len(last.gone) > 0 {
+				line += "; their records were deleted meanwhile: " + text.Names(last.gone)
+			}
+			if err := i.printf("%s", line); err != nil || len(last.lost) == 0 {
 				return err
 			}
 			return cli.Fail(codeNotInForce, "once these nodes have records again, run the command again",
@@ -537,17 +542,22 @@ func (s *selection) progress(ctx context.Context, a *access, now time.Time) (at 
 	// The status names the first 16 nodes without a newer certificate. If there are more, the
 	// records say which nodes have one, by the controller's rule.
 	namesAll := int(status.Nodes-status.Renewed) <= len(status.Waiting)
+	isSelected := func(c v1alpha1.IssuedCertificate) bool { return object.Selects(&c) }
 	isNewer := func(c v1alpha1.IssuedCertificate) bool { return !c.FormerEK && !object.Selects(&c) }
+	lacksNewer := func(r v1alpha1.NodeAttestation) bool {
+		return slices.ContainsFunc(r.Status.Certificates, isSelected) && !slices.ContainsFunc(r.Status.Certificates, isNewer)
+	}
 	for _, name := range unnamed {
-		hasNewer := func(r v1alpha1.NodeAttestation) bool { return slices.ContainsFunc(r.Status.Certificates, isNewer) }
 		switch {
-		case len(records[name]) == 0: // its record was deleted, so nothing says when it is back
-		case nodes[name].ready && (namesAll || slices.ContainsFunc(records[name], hasNewer)):
+		case len(records[name]) == 0:
+			at.gone = append(at.gone, name)
+		case nodes[name].ready && (namesAll || !slices.ContainsFunc(records[name], lacksNewer)):
 			at.back++
 		default:
 			at.waiting = append(at.waiting, name)
 		}
 	}
 	slices.Sort(at.waiting)
+	slices.Sort(at.gone)
 	return at, nil
 }

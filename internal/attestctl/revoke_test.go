@@ -552,7 +552,7 @@ func TestRevokeWithoutRecord(t *testing.T) {
 				steps[5*time.Second] = func(context.Context) { happens(t, a) }
 				return steps
 			}, func(t *testing.T, _ *access, r result, took time.Duration) {
-				r.want(t, 0, "1 certificate revoked, 0 nodes back")
+				r.want(t, 0, "1 certificate revoked, 0 nodes back", "their records were deleted meanwhile: 1: worker-2")
 				if took > time.Minute {
 					t.Errorf("it took %v", took)
 				}
@@ -676,9 +676,13 @@ func TestRevokeManyNodes(t *testing.T) {
 }
 
 // The status names 16 nodes. If these are nodes that the command does not wait for, it still waits
-// for the others. That further nodes have a newer certificate does not end the wait.
+// for the others. Neither a newer certificate of further nodes nor one in another record of the
+// same node ends the wait.
 func TestRevokeWaitsForUnnamedNodes(t *testing.T) {
 	objects := []client.Object{forced(corev1.ConditionTrue), listOf(1), attested("worker", 1, issued(0, time.Hour)), readyNode("worker")}
+	again := attested("worker", 1, issued(1, time.Hour))
+	again.Name = "worker-again"
+	objects = append(objects, again)
 	var away []string
 	for i := range 20 {
 		away = append(away, fmt.Sprintf("away-%02d", i))
@@ -687,20 +691,20 @@ func TestRevokeWaitsForUnnamedNodes(t *testing.T) {
 	bubble(t, objects, func(t *testing.T, a *access) script {
 		return script{
 			20 * time.Second: func(context.Context) {
-				revokes(t, a, "worker", 0)
+				revokes(t, a, "worker", 0, 1)
 				for i, name := range away {
 					revokes(t, a, name, 100+i)
 				}
-				renews(t, a, away[16:]...)
-				reports(t, a, 21, 4, metav1.ConditionFalse, append(slices.Clone(away[:16]), "worker")...)
+				renews(t, a, append(slices.Clone(away[16:]), again.Name)...)
+				reports(t, a, 22, 5, metav1.ConditionFalse, append(slices.Clone(away[:16]), "worker")...)
 			},
 			60 * time.Second: func(context.Context) {
 				renews(t, a, "worker")
-				reports(t, a, 21, 5, metav1.ConditionFalse, away[:16]...)
+				reports(t, a, 22, 6, metav1.ConditionFalse, away[:16]...)
 			},
 		}
 	}, func(t *testing.T, _ *access, r result, took time.Duration) {
-		r.want(t, 0, "21 of 21 certificates revoked, 0 of 1 nodes back; waiting for 1: worker", "21 certificates revoked, 1 node back")
+		r.want(t, 0, "22 of 22 certificates revoked, 0 of 1 nodes back; waiting for 1: worker", "22 certificates revoked, 1 node back")
 		if took < time.Minute || took > time.Minute+lastPollMany {
 			t.Errorf("it took %v", took)
 		}
