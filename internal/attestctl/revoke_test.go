@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -566,17 +567,16 @@ func TestRevokeWithoutRecord(t *testing.T) {
 func TestRevokeLooksTwice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAccess(t, revocable()...)
-		moved := false
+		var moved atomic.Bool
 		act(t, a, script{20 * time.Second: func(context.Context) {
 			revokes(t, a, "worker-2", 3)
 			reports(t, a, 1, 1, metav1.ConditionTrue)
-			moved = true
+			moved.Store(true)
 		}})
 		lossy := *a
 		lossy.records = interceptor.NewClient(a.records.(client.WithWatch), interceptor.Funcs{
 			List: func(ctx context.Context, w client.WithWatch, list client.ObjectList, options ...client.ListOption) error {
-				if _, ok := list.(*v1alpha1.RevocationSliceList); ok && moved {
-					moved = false
+				if _, ok := list.(*v1alpha1.RevocationSliceList); ok && moved.CompareAndSwap(true, false) {
 					return nil
 				}
 				return w.List(ctx, list, options...)
