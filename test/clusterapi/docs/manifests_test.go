@@ -146,7 +146,7 @@ func TestNodeFiles(t *testing.T) {
 			}
 		}
 	}
-	if configurations != 8 || patches != 1 {
+	if configurations != 4 || patches != 1 {
 		t.Errorf("%d configurations, %d patches", configurations, patches)
 	}
 }
