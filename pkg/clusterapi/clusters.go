@@ -205,7 +205,7 @@ func (c *clusterReconciler) ensureEngine(key types.NamespacedName, p *enginePlan
 		if !old.stop() {
 			return errNotEnded
 		}
-		log.Info("the cluster's configuration changed: stopping its engine")
+		log.Info("the cluster is no longer served as it was")
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
