@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/revocation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/watch"
 )
 
 // Revocation configures how revoked certificates are refused.
@@ -65,12 +66,11 @@ func (c *Controller) newEnforcer(clients Clients) (*revocation.Enforcer, error) 
 	return r.enforcer, err
 }
 
-// revocation runs the enforcer as long as the Controller runs, on the leader.
+// revocation runs the enforcer.
 func (c *Controller) revocation() source.Source {
-	return source.Func(func(ctx context.Context, _ workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+	return watch.InBackground(func(ctx context.Context, _ workqueue.TypedRateLimitingInterface[reconcile.Request]) {
 		if c.enforcer != nil {
-			go c.enforcer.Run(ctx)
+			c.enforcer.Run(ctx)
 		}
-		return nil
 	})
 }

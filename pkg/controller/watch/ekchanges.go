@@ -113,13 +113,10 @@ func (c ekChange) isNew() bool {
 	return len(c.named) > 0 && !slices.Equal(c.named, c.record.EKReplacedBy)
 }
 
-// Source runs the comparison as long as the Controller runs, on the leader.
+// Source runs the comparison.
 func (e *EKChanges) Source(log logr.Logger) source.Source {
-	return source.Func(func(ctx context.Context, _ workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
-		e.Log = log
-		go e.run(ctx)
-		return nil
-	})
+	e.Log = log
+	return InBackground(func(ctx context.Context, _ workqueue.TypedRateLimitingInterface[reconcile.Request]) { e.run(ctx) })
 }
 
 func (e *EKChanges) run(ctx context.Context) {

@@ -82,13 +82,19 @@ type Machines struct {
 	last []verifier.Machine
 }
 
-// Source runs the watch as long as the Controller runs, on the leader.
-func (w *Machines) Source(log logr.Logger) source.Source {
+// InBackground returns a source that calls run as long as the Controller runs, on the leader. queue
+// is the Controller's.
+func InBackground(run func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request])) source.Source {
 	return source.Func(func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
-		w.log = log
-		go w.run(ctx, queue)
+		go run(ctx, queue)
 		return nil
 	})
+}
+
+// Source runs the watch.
+func (w *Machines) Source(log logr.Logger) source.Source {
+	w.log = log
+	return InBackground(w.run)
 }
 
 func (w *Machines) run(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {

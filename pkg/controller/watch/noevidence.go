@@ -37,12 +37,9 @@ type NoEvidence struct {
 	count  atomic.Int64
 }
 
-// Source starts the watch with the Controller. It wakes no request.
+// Source runs the watch. It wakes no request.
 func (w *NoEvidence) Source(log logr.Logger) source.Source {
-	return source.Func(func(ctx context.Context, _ workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
-		go w.run(ctx, log)
-		return nil
-	})
+	return InBackground(func(ctx context.Context, _ workqueue.TypedRateLimitingInterface[reconcile.Request]) { w.run(ctx, log) })
 }
 
 func (w *NoEvidence) run(ctx context.Context, log logr.Logger) {
