@@ -36,15 +36,15 @@ func TestDiscardBootstrap(t *testing.T) {
 		asked   int
 		says    string
 	}{
-		"taken":               {plugintest.AnswerCode(201, plugintest.Someone), copied, nil, true, 1, ""},
-		"for somebody else":   {plugintest.AnswerCode(201, `{"status":{"userInfo":{"username":"system:node:b"}}}`), copied, nil, false, 1, "system:node:b"},
+		"accepted":            {plugintest.AnswerCode(201, plugintest.Someone), copied, nil, true, 1, ""},
+		"for another node":    {plugintest.AnswerCode(201, `{"status":{"userInfo":{"username":"system:node:b"}}}`), copied, nil, false, 1, "system:node:b"},
 		"rejected":            {plugintest.AnswerCode(401, ""), copied, nil, false, 1, "401"},
 		"no such API":         {plugintest.AnswerCode(404, ""), copied, nil, false, 1, "404"},
 		"no answer":           {plugintest.Hang, copied, nil, false, 1, "kept for now"},
 		"to be kept":          {plugintest.AnswerCode(201, plugintest.Someone), copied, func(a *Authenticator) { a.enroller.KeepBootstrap = true }, false, 0, ""},
-		"an operator's":       {plugintest.AnswerCode(201, plugintest.Someone), func(*Authenticator) string { return "apiVersion: v1\n" }, nil, false, 0, ""},
-		"another cluster's":   {plugintest.AnswerCode(201, plugintest.Someone), elsewhere, nil, false, 0, ""},
-		"nobody's":            {plugintest.AnswerCode(201, plugintest.Someone), func(*Authenticator) string { return mark + "apiVersion: v1\n" }, nil, false, 0, "current-context"},
+		"by an operator":      {plugintest.AnswerCode(201, plugintest.Someone), func(*Authenticator) string { return "apiVersion: v1\n" }, nil, false, 0, ""},
+		"another cluster":     {plugintest.AnswerCode(201, plugintest.Someone), elsewhere, nil, false, 0, ""},
+		"no current-context":  {plugintest.AnswerCode(201, plugintest.Someone), func(*Authenticator) string { return mark + "apiVersion: v1\n" }, nil, false, 0, "current-context"},
 		"configuration wrong": {plugintest.AnswerCode(201, plugintest.Someone), copied, func(a *Authenticator) { a.node.Invalid = errors.New("wrong") }, false, 0, ""},
 		"no certificate":      {plugintest.AnswerCode(201, plugintest.Someone), copied, func(a *Authenticator) { _ = os.Remove(a.node.Dir().File(cache.CurrentFile)) }, false, 0, ""},
 		"noted as rejected": {plugintest.AnswerCode(201, plugintest.Someone), copied, func(a *Authenticator) {
