@@ -133,8 +133,8 @@ func TestPrepareFails(t *testing.T) {
 	// Nothing listens there.
 	got := call(t, "", append(prepare, "--prepare-wait=3s")...)
 	got.said(t, 19, "waiting up to 3s")
-	// when it comes up, and at the end
-	if strings.Count(got.stderr, "connection refused") != 2 || strings.Count(got.stderr, "no evidence") != 1 {
+	// When it comes up, and at the end, unless an attempt is under way then.
+	if n := strings.Count(got.stderr, "connection refused"); n < 1 || n > 2 || strings.Count(got.stderr, "no evidence") != 1 {
 		t.Errorf("the reason is said again and again: %s", got.stderr)
 	}
 }
