@@ -171,7 +171,7 @@ test: ## run the unit tests, and the end-to-end tests of test/short.txt: a real 
 # RERUN=1, as in CI, runs failed tests once more, unless more than three failed or a data race was
 # found: they share few processors with real components. The output still lists each failure.
 RERUN ?= 0
-RERUN_FLAGS := $(if $(filter-out 0,$(RERUN)),--rerun-fails=$(RERUN) --rerun-fails-max-failures=3 --rerun-fails-abort-on-data-race --rerun-fails-run-root-test --rerun-fails-report=../bin/reruns.txt)
+RERUN_FLAGS := $(if $(filter-out 0,$(RERUN)),--rerun-fails=$(RERUN) --rerun-fails-max-failures=3 --rerun-fails-abort-on-data-race --rerun-fails-run-root-test --rerun-fails-report=$(CURDIR)/bin/reruns.txt)
 
 .PHONY: test-all
 test-all: ## run all tests: the unit tests with the race detector, all end-to-end tests, the Helm chart, upgrades (as root, for most of an hour)

@@ -152,7 +152,10 @@ func (c *controller) watched(w http.ResponseWriter, request *http.Request) {
 }
 
 func classify(o *csrObject) csr.Decision {
-	if attestation.IsHelloSigner(o.Spec.SignerName) {
+	switch {
+	case attestation.IsRehearsalSigner(o.Spec.SignerName):
+		return csr.ClassifyRehearsal(o)
+	case attestation.IsHelloSigner(o.Spec.SignerName):
 		return csr.ClassifyHello(o)
 	}
 	return csr.Classify(o)
