@@ -168,24 +168,38 @@ func TestCrashBeforeAuditMode(t *testing.T) {
 	})
 }
 
-// The certificate is published, and the cache shows only the approval. There is nothing left to do,
-// so the request does not come back by itself.
+// The certificate is published, and the cache shows only the approval. This replica knows that, and
+// awaits the event without a call. If the cache does not show the certificate a second later, it
+// reads the request, as another replica does at once. Nothing is left to do, so the request does
+// not come back then.
 func TestApprovalIsSeenAfterThePublication(t *testing.T) {
 	inBubble(t, func(k *kit) {
-		in := k.start(inSync)
+		in, other := k.start(inSync), k.start(inSync)
 		name := k.pair("late", "worker-1", "ek-1", asToken("worker-1"))
 		in.intercept = func(_ int, c call, run func() error) error {
 			if c.String() == "patch "+requestsResource+"/status" {
 				in.pin(name)
+				other.pin(name)
 			}
 			return run()
 		}
 		in.once(name)
-		if csrstate.Of(in.cached(name)) != csrstate.Approved || len(k.get(name).Status.Certificate) == 0 {
+		published := k.get(name)
+		if csrstate.Of(in.cached(name)) != csrstate.Approved || len(published.Status.Certificate) == 0 {
 			k.Fatal("the cache does not lag")
 		}
-		if result := in.once(name); result.RequeueAfter > 0 {
-			k.Errorf("it comes back after %s", result.RequeueAfter)
+		in.counted()
+		if result, calls := in.once(name), in.counted(); result.RequeueAfter != retryDelay || len(calls) > 0 {
+			k.Errorf("it comes back after %s, and cost %v", result.RequeueAfter, calls)
+		}
+		for who, late := range map[string]*instance{"this replica": in, "another replica": other} {
+			result, calls := late.once(name), late.counted()
+			if result.RequeueAfter > 0 || calls["get "+requestsResource] == 0 {
+				k.Errorf("%s: it comes back after %s, and cost %v", who, result.RequeueAfter, calls)
+			}
+		}
+		if after := k.get(name); after.ResourceVersion != published.ResourceVersion {
+			k.Errorf("it was changed: %+v", after.Status)
 		}
 	})
 }

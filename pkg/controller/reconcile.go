@@ -50,7 +50,7 @@ func (c *Controller) Reconcile(ctx context.Context, key ctrl.Request) (result ct
 	}
 
 	// 2. Classify it. Most events leave nothing to decide.
-	if csrstate.Of(request).Finished() { // LastWrites has hellos: the cache shows this one as closed
+	if csrstate.Of(request).Finished() { // the cache shows the last write
 		c.actor.LastWrites.Forget(request)
 	}
 	if !c.intake.IsOurs(request) {
@@ -70,7 +70,11 @@ func (c *Controller) Reconcile(ctx context.Context, key ctrl.Request) (result ct
 		if wait := c.actor.UntilPublished(request); wait > 0 {
 			return ctrl.Result{RequeueAfter: wait}, nil
 		}
-		// The cache may not show yet that the certificate is published: the rules ignore it then.
+		// The cache may not show yet that the certificate is published. If this replica did that,
+		// nothing is left to do. If another one did, the rules ignore the request.
+		if c.actor.LastWrites.TakePublished(request) {
+			return ctrl.Result{RequeueAfter: retryDelay}, nil
+		}
 		if err := c.live.Get(ctx, key.NamespacedName, request); err != nil {
 			return ctrl.Result{}, client.IgnoreNotFound(err)
 		}

@@ -355,6 +355,9 @@ func (a *Actor) PublishIssued(ctx context.Context, request *certificatesv1.Certi
 
 func (a *Actor) publish(ctx context.Context, request *certificatesv1.CertificateSigningRequest, chain []byte) error {
 	_, err := a.writeStatus(ctx, request, "status", map[string]any{"certificate": chain})
+	if err == nil {
+		a.LastWrites.SetPublished(request)
+	}
 	return err
 }
 
