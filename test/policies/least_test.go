@@ -219,10 +219,13 @@ func (l *live) usesEverything(t *testing.T, m *machine, early string) {
 	_, err := nodes.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}, metav1.CreateOptions{})
 	harness.Must(t, err)
 	denied := l.file(t, tpmSigner, hopeless)
-	l.reasonOf(t, denied, certificatesv1.CertificateDenied)
-	for _, about := range []string{denied, nodeName} {
+	for _, name := range []string{denied, m.filesHopeless(t)} {
+		l.reasonOf(t, name, certificatesv1.CertificateDenied)
+	}
+	// The record has the name of its machine.
+	for about, in := range map[string]string{denied: metav1.NamespaceDefault, nodeName: metav1.NamespaceDefault, m.Name: namespace} {
 		harness.Eventually(t, patience, "an Event on "+about, func() bool {
-			list, err := l.admin.EventsV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "regarding.name=" + about})
+			list, err := l.admin.EventsV1().Events(in).List(t.Context(), metav1.ListOptions{FieldSelector: "regarding.name=" + about})
 			harness.Must(t, err)
 			return len(list.Items) > 0
 		})
@@ -382,7 +385,10 @@ func (l *live) missesEach(t *testing.T, m *machine) {
 			refuse(helloSigner)(t)
 			return nothing // a refused Event is not written again
 		}},
-		{right{"create", eventsAPI, "events", namespace, ""}, enrol},
+		{right{"create", eventsAPI, "events", namespace, ""}, func(t *testing.T) func(*testing.T) {
+			m.filesHopeless(t)
+			return nothing
+		}},
 		{right{"get", "", "configmaps", namespace, inventory}, unread(refuse(tpmSigner))},
 		// it is compared every few seconds
 		{right{"get", "", "configmaps", "kube-system", "extension-apiserver-authentication"}, waitFor},

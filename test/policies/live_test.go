@@ -176,6 +176,14 @@ func (l *live) file(t *testing.T, signer string, options ...func(*certificatesv1
 // hopeless makes a request that is denied at once: it has no evidence, and requests too much.
 func hopeless(csr *certificatesv1.CertificateSigningRequest) { ask(csr, []byte("{}")) }
 
+// filesHopeless files such a request with the machine's own certificate.
+func (m *machine) filesHopeless(t *testing.T) string {
+	t.Helper()
+	name, err := file(t.Context(), m.nodeClient(t, m.Name), tpmSigner, named("system:node:"+m.Name, "system:nodes"), hopeless)
+	harness.Must(t, err)
+	return name
+}
+
 // hopelessProof makes such a request whose evidence is a proof without a hello.
 func hopelessProof(csr *certificatesv1.CertificateSigningRequest) {
 	proof, err := oddrequest.Proof("node-csr-that-is-not-there")

@@ -69,6 +69,11 @@ func (r *Reporter) warnOwner(in *collect.Inputs, d verifier.Decision, done act.W
 // objects. Each Event costs the API server a write.
 func (r *Reporter) EventOnRecord(record *v1alpha1.NodeAttestation, kind, reason, message string) {
 	r.RecordEvents.Eventf(record, nil, kind, reason, "Decide", "%s", message)
+	r.eventOnMachine(record, kind, reason, message)
+}
+
+// eventOnMachine records an Event on the machine that owns a record, if machines are objects.
+func (r *Reporter) eventOnMachine(record *v1alpha1.NodeAttestation, kind, reason, message string) {
 	if machine := ownerReference(record); machine != nil {
 		r.RecordEvents.Eventf(machine, record, kind, reason, "Decide", "%s", message)
 	}

@@ -68,8 +68,9 @@ func New(config Config) *Reporter {
 }
 
 // Report reports a decision: in the log and the decision log, in metrics, and in Events on the
-// request, or on its record, and on its Node, if there is one. The reason for which a request waits
-// is reported once: an Event costs more than the decision, and hundreds of requests may wait.
+// request and on its Node, if there is one. A certificate for a record causes Events on Node and
+// Machine alone. The reason for which a request waits is reported once: an Event costs more than
+// the decision, and hundreds of requests may wait.
 func (r *Reporter) Report(ctx context.Context, in *collect.Inputs, d verifier.Decision, done act.Written, took time.Duration) {
 	object := in.Request
 	switch d.Outcome {
@@ -114,8 +115,8 @@ func (r *Reporter) Report(ctx context.Context, in *collect.Inputs, d verifier.De
 	case d.Outcome == verifier.Challenge, d.Outcome == verifier.Approve && r.Issuer.Issues():
 		// An intermediate step. An Event would cost as much as the step.
 	case done.Record != nil:
-		// The record gets the Event instead of the request, whose conditions already say so.
-		r.EventOnRecord(done.Record, corev1.EventTypeNormal, reason, text.Quote(object.Name, collect.MaxName)+": "+note)
+		// The conditions of the request and of the record already say so.
+		r.eventOnMachine(done.Record, corev1.EventTypeNormal, reason, text.Quote(object.Name, collect.MaxName)+": "+note)
 		r.eventOnNode(ctx, object, node, corev1.EventTypeNormal, reason, note)
 	case d.Outcome == verifier.Wait && !r.eventLimits.Take(object.Spec.Username, r.Now()):
 		// A waiting request over the limit gets no Event.
