@@ -5,8 +5,6 @@ package main
 import (
 	"context"
 	"errors"
-	"math"
-	"slices"
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/fleet"
@@ -19,11 +17,17 @@ const (
 	costReal, costModels = 24, 150
 	// restFor is how long the controller is looked at with nothing to do.
 	restFor = 5 * time.Second
-	// sameCalls is by how much the calls for machines with swtpm and for those with the model may
-	// differ. Those that are repeated after a conflict, and events that are put together, depend on
-	// what comes at once.
-	sameCalls = 1.5
+	// mostCalls bounds the calls per certificate. They are 7, and some are repeated after a
+	// conflict.
+	mostCalls = 7.5
+	// renewAfter is how long after the enrolments the renewals start. A controller reads the hello
+	// of a machine that has attested within ten seconds from the API server. Real renewals come
+	// hours later.
+	renewAfter = 12 * time.Second
 )
+
+// polled are the calls of a controller with nothing to do. They belong to no request.
+var polled = []call{"get secrets", "get configmaps", "get namespaces/status", "patch namespaces/status", "create selfsubjectreviews"}
 
 // costs are of enrolments, or renewals, of one kind, and what they cost.
 type costs struct {
@@ -49,6 +53,11 @@ func cost(ctx context.Context, b *bench) error {
 				return err
 			}
 			for _, what := range []string{"enrolment", "renewal"} {
+				if what == "renewal" {
+					if err := pause(ctx, renewAfter); err != nil {
+						return err
+					}
+				}
 				for i, c := range crowds {
 					kind := []string{"swtpm", "model"}[i]
 					one, err := b.measure(ctx, cp, what+", "+kind, len(c.machines), ourUser, ourProcess, func() (time.Duration, error) {
@@ -141,7 +150,7 @@ func (b *bench) measure(ctx context.Context, cp *testbed.ControlPlane, name stri
 	if err := errors.Join(err, profiled()); err != nil {
 		return nil, err
 	}
-	counted, err := settled(ctx, cp, mark, user)
+	counted, err := settled(ctx, cp, mark, user, polled...)
 	if err != nil {
 		return nil, err
 	}
@@ -157,6 +166,16 @@ func (c *costs) per(used time.Duration) time.Duration { return used / time.Durat
 
 func (c *costs) callsPer() float64 { return float64(c.calls.total()) / float64(c.count) }
 
+// pause waits for some time.
+func pause(ctx context.Context, span time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(span):
+		return nil
+	}
+}
+
 // reportIdle says what the controller costs that has nothing to do.
 func (b *bench) reportIdle(ctx context.Context, cp *testbed.ControlPlane) error {
 	mark, err := cp.AuditMark()
@@ -167,10 +186,8 @@ func (b *bench) reportIdle(ctx context.Context, cp *testbed.ControlPlane) error 
 	if err != nil {
 		return err
 	}
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(restFor):
+	if err := pause(ctx, restFor); err != nil {
+		return err
 	}
 	after, err := readUsage()
 	if err != nil {
@@ -205,9 +222,9 @@ func (b *bench) reportCosts(all []*costs) {
 		detail.row(string(kind), row...)
 	}
 	detail.print()
-	for pair := range slices.Chunk(all, 2) { // one with swtpm, one with the model
-		if one, other := pair[0], pair[1]; one.process == ourProcess {
-			b.expect(math.Abs(one.callsPer()-other.callsPer()) <= sameCalls, "%s takes %.2f calls, %s %.2f", one.name, one.callsPer(), other.name, other.callsPer())
+	for _, c := range all {
+		if c.process == ourProcess {
+			b.expect(c.callsPer() <= mostCalls, "%s takes %.2f calls", c.name, c.callsPer())
 		}
 	}
 }
