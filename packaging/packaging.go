@@ -29,3 +29,15 @@ var RevocationPolicies []byte
 //
 //go:embed kubernetes-revocation/component/guards.yaml
 var RevocationGuards []byte
+
+// StaticGuards is static/guards.yaml: the policies, of the static form alone, that keep everybody
+// from undoing the others.
+//
+//go:embed static/guards.yaml
+var StaticGuards []byte
+
+// StaticRevocationGuards is static/revocation-guards.yaml: the same for what revocation keeps in
+// the API.
+//
+//go:embed static/revocation-guards.yaml
+var StaticRevocationGuards []byte

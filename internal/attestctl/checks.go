@@ -29,6 +29,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/bindings"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/policyset"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/preflight"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/revocation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
@@ -218,9 +219,9 @@ func (e *examination) account() string {
 }
 
 func (e *examination) checkPolicies(ctx context.Context) checkup.Result {
-	scope := preflight.PoliciesAlone
+	scope := policyset.Alone
 	if e.cluster != "" {
-		scope = preflight.PoliciesWorkload
+		scope = policyset.Workload
 	}
 	f := e.comparePolicies(ctx, &preflight.PolicyCheck{Scope: scope, Client: e.nodes, User: e.user()})
 	e.guarded = f.Status == checkup.OK
@@ -228,7 +229,7 @@ func (e *examination) checkPolicies(ctx context.Context) checkup.Result {
 }
 
 func (e *examination) checkManagementPolicies(ctx context.Context) checkup.Result {
-	return e.comparePolicies(ctx, &preflight.PolicyCheck{Scope: preflight.PoliciesManagement, Client: e.records, User: e.account()})
+	return e.comparePolicies(ctx, &preflight.PolicyCheck{Scope: policyset.Management, Client: e.records, User: e.account()})
 }
 
 // comparePolicies compares the cluster's policies with those of this program's release.

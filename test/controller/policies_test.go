@@ -36,6 +36,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/policyset"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/preflight"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/revocation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
@@ -141,7 +142,7 @@ func (b *bed) watchPolicies(t *testing.T, as *rest.Config, change func(*prefligh
 		if err != nil {
 			return err
 		}
-		c.Check = &preflight.PolicyCheck{Scope: preflight.PoliciesAlone, Client: api}
+		c.Check = &preflight.PolicyCheck{Scope: policyset.Alone, Client: api}
 		if change != nil {
 			change(&c)
 		}
@@ -255,7 +256,7 @@ func TestRevocationPoliciesAreWatched(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	gate := &preflight.PolicyCheck{Scope: preflight.PoliciesAlone, Client: api, Rendered: func(string) *admissionv1.ValidatingAdmissionPolicySpec { return nil }}
+	gate := &preflight.PolicyCheck{Scope: policyset.Alone, Client: api, Rendered: func(string) *admissionv1.ValidatingAdmissionPolicySpec { return nil }}
 	if problems, err := gate.Check(t.Context()); err != nil || len(problems) > 0 {
 		t.Errorf("enforcement does not start: %v, %v", problems, err)
 	}
@@ -549,7 +550,7 @@ func TestPolicyIsNotEffective(t *testing.T) {
 func TestEnforcementNeedsPolicies(t *testing.T) {
 	b, g := shared, newGated(t)
 	b.policed(t)
-	check := &preflight.PolicyCheck{Scope: preflight.PoliciesAlone, Client: g.client, User: shippedAccount}
+	check := &preflight.PolicyCheck{Scope: policyset.Alone, Client: g.client, User: shippedAccount}
 	open := func(policies ...*preflight.PolicyCheck) error {
 		gate := &preflight.Preflight{Keys: g.store(g.client), Records: g.client, Cluster: gateCluster, Namespace: g.secret.Namespace, Policies: policies, Log: logr.Discard()}
 		return gate.Await(t.Context())
@@ -571,7 +572,7 @@ func TestEnforcementNeedsPolicies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := open(&preflight.PolicyCheck{Scope: preflight.PoliciesAlone, Client: blind, User: shippedAccount}); !errors.As(err, &refused) || !strings.Contains(refused.Hint, "rbac.yaml") {
+	if err := open(&preflight.PolicyCheck{Scope: policyset.Alone, Client: blind, User: shippedAccount}); !errors.As(err, &refused) || !strings.Contains(refused.Hint, "rbac.yaml") {
 		t.Errorf("without the right to look: %v", err)
 	}
 	b.apply(t, "policies.yaml")
@@ -619,13 +620,13 @@ func TestShippedPoliciesCompareAsEqual(t *testing.T) {
 		title, kustomization string
 		check                *preflight.PolicyCheck
 	}{
-		{"packaging/kubernetes", "../../packaging/kubernetes", &preflight.PolicyCheck{Scope: preflight.PoliciesAlone}},
+		{"packaging/kubernetes", "../../packaging/kubernetes", &preflight.PolicyCheck{Scope: policyset.Alone}},
 		{"the example of a provider", "../../docs/examples/node-attestation-controller-acme/kubernetes", &preflight.PolicyCheck{
-			Scope: preflight.PoliciesAlone, Others: []string{"system:serviceaccount:node-attestation-acme-system:node-attestation-controller-acme"},
+			Scope: policyset.Alone, Others: []string{"system:serviceaccount:node-attestation-acme-system:node-attestation-controller-acme"},
 		}},
-		{"packaging/cluster-api/workload", "../../packaging/cluster-api/workload", &preflight.PolicyCheck{Scope: preflight.PoliciesWorkload}},
-		{"packaging/cluster-api/management", "../../packaging/cluster-api/management", &preflight.PolicyCheck{Scope: preflight.PoliciesManagement}},
-		{"the example of a management cluster", "../../docs/examples/cluster-api/management", &preflight.PolicyCheck{Scope: preflight.PoliciesManagement}},
+		{"packaging/cluster-api/workload", "../../packaging/cluster-api/workload", &preflight.PolicyCheck{Scope: policyset.Workload}},
+		{"packaging/cluster-api/management", "../../packaging/cluster-api/management", &preflight.PolicyCheck{Scope: policyset.Management}},
+		{"the example of a management cluster", "../../docs/examples/cluster-api/management", &preflight.PolicyCheck{Scope: policyset.Management}},
 	} {
 		t.Run(c.title, func(t *testing.T) {
 			built, err := b.RunKubectl(t.Context(), b.adminConfig, "kustomize", c.kustomization)
@@ -650,7 +651,7 @@ func TestShippedPoliciesCompareAsEqual(t *testing.T) {
 			if problems, err := c.check.Check(t.Context()); err != nil || len(problems) > 0 {
 				t.Errorf("%v, %v", problems, err)
 			}
-			if c.check.Scope == preflight.PoliciesManagement {
+			if c.check.Scope == policyset.Management {
 				err := b.Client().AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Delete(t.Context(), "node-attestation-secrets", metav1.DeleteOptions{})
 				if err != nil {
 					t.Error(err)

@@ -27,6 +27,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/decisionlog"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/evidence"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/policyset"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/preflight"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
@@ -519,22 +520,22 @@ func (s *Settings) Assemble(keys *sources.KeyStore, machines machineSource, ca s
 // PolicyCheck returns the check that compares the admission policies of the cluster that nodes join
 // with the release's.
 func (s *Settings) PolicyCheck(api client.Client) *preflight.PolicyCheck {
-	check := &preflight.PolicyCheck{Scope: preflight.PoliciesAlone, Client: api, Others: s.config.Policies.Controllers, Audit: s.config.Audit}
+	check := &preflight.PolicyCheck{Scope: policyset.Alone, Client: api, Others: s.config.Policies.Controllers, Audit: s.config.Audit}
 	if s.config.ClusterAPI != nil {
-		check.Scope, check.User = preflight.PoliciesWorkload, s.config.ClusterAPI.User
+		check.Scope, check.User = policyset.Workload, s.config.ClusterAPI.User
 	}
 	return check
 }
 
 // ManagementPolicyCheck returns the same check for a management cluster.
 func (s *Settings) ManagementPolicyCheck(api client.Client) *preflight.PolicyCheck {
-	return &preflight.PolicyCheck{Scope: preflight.PoliciesManagement, Client: api, Others: s.config.Policies.Controllers, Audit: s.config.Audit}
+	return &preflight.PolicyCheck{Scope: policyset.Management, Client: api, Others: s.config.Policies.Controllers, Audit: s.config.Audit}
 }
 
 // PolicyWatch returns the configuration of a watch of the admission policies.
 func (s *Settings) PolicyWatch(check *preflight.PolicyCheck, metrics *telemetry.ClusterMetrics) preflight.WatchConfig {
 	namespace := s.config.Namespace
-	if check.Scope == preflight.PoliciesWorkload {
+	if check.Scope == policyset.Workload {
 		namespace = s.conditionNamespace()
 	}
 	return preflight.WatchConfig{Check: check, Namespace: namespace, Metrics: metrics}

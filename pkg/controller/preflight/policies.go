@@ -3,12 +3,8 @@
 package preflight
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
-	"io"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -17,34 +13,9 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/yaml"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/packaging"
-)
-
-// PolicyScope selects the admission policies of the release that a cluster must have.
-type PolicyScope int
-
-// The kinds of clusters.
-const (
-	// PoliciesAlone are the policies of a cluster whose controller runs in it,
-	// packaging/kubernetes.
-	PoliciesAlone PolicyScope = iota + 1
-	// PoliciesWorkload are the policies of a workload cluster, packaging/cluster-api/workload.
-	PoliciesWorkload
-	// PoliciesManagement are the policies of a management cluster,
-	// packaging/cluster-api/management.
-	PoliciesManagement
-)
-
-const (
-	// labelScope is a label of each manifest. Its value says which kinds of Cluster API clusters
-	// have the manifest.
-	labelScope = "attestation.cluster.x-k8s.io/cluster-api"
-	// labelFilled is a label of the policies whose content the controller writes.
-	labelFilled = "attestation.cluster.x-k8s.io/filled-by"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/policyset"
 )
 
 // The problems that a policy can have.
@@ -83,94 +54,11 @@ func describe(problems []PolicyProblem) string {
 	return strings.Join(all, "; ")
 }
 
-// policySet are the policies and bindings of a release, in the order of the manifests.
-type policySet struct {
-	policies []admissionv1.ValidatingAdmissionPolicy
-	bindings []admissionv1.ValidatingAdmissionPolicyBinding
-}
-
-// releases are parsed once.
-var releases = map[PolicyScope]func() (*policySet, error){
-	PoliciesAlone:    sync.OnceValues(func() (*policySet, error) { return parsePolicies("", packaging.Policies) }),
-	PoliciesWorkload: sync.OnceValues(func() (*policySet, error) { return parsePolicies("workload", packaging.Policies) }),
-	PoliciesManagement: sync.OnceValues(func() (*policySet, error) {
-		return parsePolicies("management", packaging.Policies, packaging.ManagementPolicies)
-	}),
-}
-
-// revocationReleases has the policies of packaging/kubernetes-revocation, by scope. They are parsed
-// once.
-var revocationReleases = map[PolicyScope]func() (*policySet, error){
-	PoliciesAlone:      parseRevocation(""),
-	PoliciesWorkload:   parseRevocation("workload"),
-	PoliciesManagement: parseRevocation("management"),
-}
-
-func parseRevocation(scope string) func() (*policySet, error) {
-	return sync.OnceValues(func() (*policySet, error) {
-		return parsePolicies(scope, packaging.RevocationPolicies, packaging.RevocationGuards)
-	})
-}
-
-// parsePolicies reads manifests, and keeps those with this value of the label, or "both". An empty
-// value keeps all.
-func parsePolicies(scope string, manifests ...[]byte) (*policySet, error) {
-	set := &policySet{}
-	for _, manifest := range manifests {
-		documents := utilyaml.NewDocumentDecoder(io.NopCloser(bytes.NewReader(manifest)))
-		content := make([]byte, len(manifest))
-		for {
-			n, err := documents.Read(content)
-			if errors.Is(err, io.EOF) {
-				break
-			}
-			if err != nil {
-				return nil, fmt.Errorf("policies of the release: %w", err)
-			}
-			if err := set.add(scope, content[:n]); err != nil {
-				return nil, fmt.Errorf("policies of the release: %w", err)
-			}
-		}
-	}
-	if len(set.policies) == 0 || len(set.bindings) == 0 {
-		return nil, fmt.Errorf("policies of the release: there are none for %q", scope)
-	}
-	return set, nil
-}
-
-func (s *policySet) add(scope string, document []byte) error {
-	var of metav1.PartialObjectMetadata
-	if err := yaml.Unmarshal(document, &of); err != nil {
-		return err
-	}
-	if label := of.Labels[labelScope]; scope != "" && label != scope && label != "both" {
-		return nil
-	}
-	switch of.Kind {
-	case "ValidatingAdmissionPolicy":
-		var policy admissionv1.ValidatingAdmissionPolicy
-		if err := yaml.UnmarshalStrict(document, &policy); err != nil {
-			return err
-		}
-		s.policies = append(s.policies, policy)
-	case "ValidatingAdmissionPolicyBinding":
-		var binding admissionv1.ValidatingAdmissionPolicyBinding
-		if err := yaml.UnmarshalStrict(document, &binding); err != nil {
-			return err
-		}
-		s.bindings = append(s.bindings, binding)
-	case "": // comments alone
-	default:
-		return fmt.Errorf("unexpected kind %s", of.Kind)
-	}
-	return nil
-}
-
 // compare compares the release's policies with those of a cluster, and returns the problems. The
 // caller must not change the arguments meanwhile.
-func (s *policySet) compare(policies []admissionv1.ValidatingAdmissionPolicy, bindings []admissionv1.ValidatingAdmissionPolicyBinding, controllers []string) (problems []PolicyProblem) {
-	for i := range s.policies {
-		want := &s.policies[i]
+func compare(release *policyset.Set, policies []admissionv1.ValidatingAdmissionPolicy, bindings []admissionv1.ValidatingAdmissionPolicyBinding, controllers []string) (problems []PolicyProblem) {
+	for i := range release.Policies {
+		want := &release.Policies[i]
 		at := slices.IndexFunc(policies, func(p admissionv1.ValidatingAdmissionPolicy) bool { return p.Name == want.Name })
 		if at < 0 {
 			problems = append(problems, PolicyProblem{want.Name, PolicyMissing, "the policy is not there"})
@@ -178,8 +66,8 @@ func (s *policySet) compare(policies []admissionv1.ValidatingAdmissionPolicy, bi
 			problems = append(problems, PolicyProblem{want.Name, PolicyAltered, detail})
 		}
 	}
-	for i := range s.bindings {
-		want := &s.bindings[i]
+	for i := range release.Bindings {
+		want := &release.Bindings[i]
 		at := slices.IndexFunc(bindings, func(b admissionv1.ValidatingAdmissionPolicyBinding) bool { return b.Name == want.Name })
 		if at < 0 {
 			problems = append(problems, PolicyProblem{want.Spec.PolicyName, PolicyMissing, "its binding " + want.Name + " is not there"})
@@ -198,7 +86,7 @@ func specDifference(want, got *admissionv1.ValidatingAdmissionPolicySpec, contro
 	if len(want.Variables) == len(got.Variables) {
 		for i := range want.Variables {
 			w, g := &want.Variables[i], &got.Variables[i]
-			shipped, list := literals(w.Expression)
+			shipped, list := policyset.Literals(w.Expression)
 			if w.Name != g.Name || !list {
 				continue
 			}
@@ -229,15 +117,15 @@ func specDifference(want, got *admissionv1.ValidatingAdmissionPolicySpec, contro
 
 // listDifference returns what is wrong with an expression where the release has a list of literals.
 func listDifference(name string, shipped []string, expression string, controllers []string) string {
-	found, ok := literals(expression)
+	found, ok := policyset.Literals(expression)
 	if !ok {
 		return "variable " + name + ": is not a list of literals"
 	}
 	wanted := shipped
-	if name == "controllers" {
+	if policyset.IsControllers(name) {
 		wanted = controllers
 	}
-	if !slices.Contains(extensible, name) {
+	if !policyset.IsExtensible(name) {
 		for _, n := range found {
 			if !slices.Contains(wanted, n) {
 				return fmt.Sprintf("variable %s: has %.128q, which is not configured", name, n)
@@ -250,29 +138,6 @@ func listDifference(name string, shipped []string, expression string, controller
 		}
 	}
 	return ""
-}
-
-// extensible has the lists that an overlay may extend. More entries in any other list might exempt
-// somebody.
-var extensible = []string{"signers", "bootstrappers", "movers"}
-
-const literal = `(?:'[^'"\\]*'|"[^'"\\]*")`
-
-var (
-	listOfLiterals = regexp.MustCompile(`^\s*\[\s*(?:` + literal + `\s*(?:,\s*` + literal + `\s*)*,?\s*)?\]\s*$`)
-	oneLiteral     = regexp.MustCompile(literal)
-)
-
-// literals returns the strings of a CEL list of plain string literals, and false for any other
-// expression.
-func literals(expression string) (all []string, ok bool) {
-	if !listOfLiterals.MatchString(expression) {
-		return nil, false
-	}
-	for _, quoted := range oneLiteral.FindAllString(expression, -1) {
-		all = append(all, quoted[1:len(quoted)-1])
-	}
-	return all, true
 }
 
 // defaulted returns a copy as the API server stores it, with what is left out set to its default.
@@ -328,7 +193,7 @@ func bindingProblem(want, got *admissionv1.ValidatingAdmissionPolicyBindingSpec)
 // PolicyCheck compares the admission policies of one cluster with the release's.
 type PolicyCheck struct {
 	// Scope says which policies the cluster has to have.
-	Scope PolicyScope
+	Scope policyset.Scope
 	// Client must not read from a cache.
 	Client client.Client
 	// User is the user that the policies name as the controller. Default: the user of Client, by a
@@ -363,7 +228,7 @@ func (c *PolicyCheck) Check(ctx context.Context) ([]PolicyProblem, error) {
 }
 
 func (c *PolicyCheck) compare(ctx context.Context, policies []admissionv1.ValidatingAdmissionPolicy, bindings []admissionv1.ValidatingAdmissionPolicyBinding) ([]PolicyProblem, error) {
-	release, err := c.release()
+	release, err := policyset.Release(c.Scope)
 	if err != nil {
 		return nil, err
 	}
@@ -371,9 +236,9 @@ func (c *PolicyCheck) compare(ctx context.Context, policies []admissionv1.Valida
 	if err != nil {
 		return nil, err
 	}
-	problems := release.compare(policies, bindings, append([]string{user}, c.Others...))
+	problems := compare(release, policies, bindings, append([]string{user}, c.Others...))
 	isProblem := func(p PolicyProblem) bool { return p.Policy == provenPolicy }
-	if c.Audit && len(c.Others) == 0 && release.has(provenPolicy) && !slices.ContainsFunc(problems, isProblem) {
+	if c.Audit && len(c.Others) == 0 && release.Has(provenPolicy) && !slices.ContainsFunc(problems, isProblem) {
 		problems = append(problems, PolicyProblem{provenPolicy, PolicyLocksOut, "only the controller may approve, and in audit mode it approves nothing"})
 	}
 	return problems, nil
@@ -397,9 +262,9 @@ func (c *PolicyCheck) compareRevocation(ctx context.Context, policies []admissio
 	if err != nil {
 		return nil, err
 	}
-	want := &policySet{bindings: release.bindings}
-	for _, p := range release.policies {
-		if p.Labels[labelFilled] != "" {
+	want := &policyset.Set{Bindings: release.Bindings}
+	for _, p := range release.Policies {
+		if policyset.IsFilled(&p) {
 			spec := c.Rendered(p.Name)
 			if at := slices.IndexFunc(policies, func(found admissionv1.ValidatingAdmissionPolicy) bool { return found.Name == p.Name }); spec == nil && at >= 0 {
 				spec = &policies[at].Spec
@@ -408,9 +273,9 @@ func (c *PolicyCheck) compareRevocation(ctx context.Context, policies []admissio
 				p.Spec = *spec
 			}
 		}
-		want.policies = append(want.policies, p)
+		want.Policies = append(want.Policies, p)
 	}
-	return want.compare(policies, bindings, append([]string{user}, c.Others...)), nil
+	return compare(want, policies, bindings, append([]string{user}, c.Others...)), nil
 }
 
 // user returns the user that the policies must name.
@@ -430,36 +295,20 @@ func (c *PolicyCheck) user(ctx context.Context) (string, error) {
 	return c.self, nil
 }
 
-// release returns the policies that the cluster must have.
-func (c *PolicyCheck) release() (*policySet, error) {
-	parse := releases[c.Scope]
-	if parse == nil {
-		return nil, errors.New("admission policies: PolicyCheck.Scope is not set")
-	}
-	return parse()
-}
-
 // revocation returns the policies that the cluster must have for revocation, nil while that is off.
-func (c *PolicyCheck) revocation() (*policySet, error) {
-	parse := revocationReleases[c.Scope]
-	if c.Rendered == nil || parse == nil {
+func (c *PolicyCheck) revocation() (*policyset.Set, error) {
+	if c.Rendered == nil {
 		return nil, nil
 	}
-	return parse()
+	return policyset.Revocation(c.Scope)
 }
 
 // isOurs reports whether a policy or a binding of that name is compared.
 func (c *PolicyCheck) isOurs(object client.Object) bool {
-	release, err := c.release()
+	release, err := policyset.Release(c.Scope)
 	if err != nil {
 		return false
 	}
 	revocation, err := c.revocation()
-	return release.has(object.GetName()) || err == nil && revocation.has(object.GetName())
-}
-
-// has reports whether the set has a policy or a binding of that name.
-func (s *policySet) has(name string) bool {
-	return s != nil && (slices.ContainsFunc(s.policies, func(p admissionv1.ValidatingAdmissionPolicy) bool { return p.Name == name }) ||
-		slices.ContainsFunc(s.bindings, func(b admissionv1.ValidatingAdmissionPolicyBinding) bool { return b.Name == name }))
+	return release.Has(object.GetName()) || err == nil && revocation.Has(object.GetName())
 }

@@ -11,52 +11,27 @@ import (
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/policyset"
 )
 
 const shippedController = "system:serviceaccount:node-attestation-system:node-attestation-controller"
 
-func release(t *testing.T, scope PolicyScope) *policySet {
+func release(t *testing.T, scope policyset.Scope) *policyset.Set {
 	t.Helper()
-	set, err := releases[scope]()
+	set, err := policyset.Release(scope)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return set
 }
 
-func (s *policySet) clone() *policySet {
-	c := &policySet{}
-	for i := range s.policies {
-		c.policies = append(c.policies, *s.policies[i].DeepCopy())
-	}
-	for i := range s.bindings {
-		c.bindings = append(c.bindings, *s.bindings[i].DeepCopy())
-	}
-	return c
-}
-
-// Each flavour has the policies that its kustomization selects, each with its binding, which
-// denies.
-func TestReleasePolicies(t *testing.T) {
-	for scope, wanted := range map[PolicyScope]struct{ has, lacks string }{
-		PoliciesAlone:      {"node-attestation-approval", "node-attestation-secrets"},
-		PoliciesWorkload:   {"node-attestation-approval", "node-attestation-secrets"},
-		PoliciesManagement: {"node-attestation-secrets", "node-attestation-approval"},
-	} {
+// A release is equal to itself.
+func TestReleaseIsItself(t *testing.T) {
+	for _, scope := range []policyset.Scope{policyset.Alone, policyset.Workload, policyset.Management} {
 		set := release(t, scope)
-		named := func(name string) bool {
-			return slices.ContainsFunc(set.policies, func(p admissionv1.ValidatingAdmissionPolicy) bool { return p.Name == name })
-		}
-		if !named(wanted.has) || named(wanted.lacks) || len(set.policies) != len(set.bindings) {
-			t.Errorf("scope %d: %d policies, %d bindings", scope, len(set.policies), len(set.bindings))
-		}
-		if problems := set.compare(set.policies, set.bindings, []string{shippedController}); len(problems) > 0 {
-			t.Errorf("scope %d is not itself: %v", scope, problems)
-		}
-	}
-	for _, broken := range []string{"kind: Secret\n", "kind: ValidatingAdmissionPolicy\nspecs: {}\n", "{", ""} {
-		if _, err := parsePolicies("", []byte(broken)); err == nil {
-			t.Errorf("%q is taken", broken)
+		if problems := compare(set, set.Policies, set.Bindings, []string{shippedController}); len(problems) > 0 {
+			t.Errorf("scope %s is not itself: %v", scope, problems)
 		}
 	}
 }
@@ -65,17 +40,17 @@ func TestReleasePolicies(t *testing.T) {
 // not.
 func TestPoliciesAreCompared(t *testing.T) {
 	const name = "node-attestation-approval"
-	policy := func(change func(*admissionv1.ValidatingAdmissionPolicySpec)) func(*policySet) {
-		return func(s *policySet) {
-			change(&s.policies[slices.IndexFunc(s.policies, func(p admissionv1.ValidatingAdmissionPolicy) bool { return p.Name == name })].Spec)
+	policy := func(change func(*admissionv1.ValidatingAdmissionPolicySpec)) func(*policyset.Set) {
+		return func(s *policyset.Set) {
+			change(&s.Policies[slices.IndexFunc(s.Policies, func(p admissionv1.ValidatingAdmissionPolicy) bool { return p.Name == name })].Spec)
 		}
 	}
-	binding := func(change func(*admissionv1.ValidatingAdmissionPolicyBindingSpec)) func(*policySet) {
-		return func(s *policySet) {
-			change(&s.bindings[slices.IndexFunc(s.bindings, func(b admissionv1.ValidatingAdmissionPolicyBinding) bool { return b.Name == name })].Spec)
+	binding := func(change func(*admissionv1.ValidatingAdmissionPolicyBindingSpec)) func(*policyset.Set) {
+		return func(s *policyset.Set) {
+			change(&s.Bindings[slices.IndexFunc(s.Bindings, func(b admissionv1.ValidatingAdmissionPolicyBinding) bool { return b.Name == name })].Spec)
 		}
 	}
-	list := func(variable int, change func(string) string) func(*policySet) {
+	list := func(variable int, change func(string) string) func(*policyset.Set) {
 		return policy(func(p *admissionv1.ValidatingAdmissionPolicySpec) {
 			p.Variables[variable].Expression = change(p.Variables[variable].Expression)
 		})
@@ -84,11 +59,11 @@ func TestPoliciesAreCompared(t *testing.T) {
 	type bindingSpec = *admissionv1.ValidatingAdmissionPolicyBindingSpec
 	only := metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}
 	for title, c := range map[string]struct {
-		change  func(*policySet)
+		change  func(*policyset.Set)
 		problem string
 		says    string
 	}{
-		"as it is":                {func(*policySet) {}, "", ""},
+		"as it is":                {func(*policyset.Set) {}, "", ""},
 		"defaults spelled out":    {policy(func(p spec) { *p = *defaulted(p) }), "", ""},
 		"failurePolicy left out":  {policy(func(p spec) { p.FailurePolicy = nil }), "", ""},
 		"an empty matchResources": {binding(func(b bindingSpec) { b.MatchResources = &admissionv1.MatchResources{} }), "", ""},
@@ -122,8 +97,8 @@ func TestPoliciesAreCompared(t *testing.T) {
 		"a match condition":     {policy(func(p spec) { p.MatchConditions = []admissionv1.MatchCondition{{Name: "a", Expression: "false"}} }), PolicyAltered, "matchConditions"},
 		"a paramKind":           {policy(func(p spec) { p.ParamKind = &admissionv1.ParamKind{APIVersion: "v1", Kind: "ConfigMap"} }), PolicyAltered, "paramKind"},
 		"audit annotations":     {policy(func(p spec) { p.AuditAnnotations = []admissionv1.AuditAnnotation{{Key: "a", ValueExpression: "'b'"}} }), PolicyAltered, "spec"},
-		"no policy":             {func(s *policySet) { s.policies = s.policies[1:] }, PolicyMissing, "policy is not there"},
-		"no binding":            {func(s *policySet) { s.bindings = s.bindings[1:] }, PolicyMissing, "its binding"},
+		"no policy":             {func(s *policyset.Set) { s.Policies = s.Policies[1:] }, PolicyMissing, "policy is not there"},
+		"no binding":            {func(s *policyset.Set) { s.Bindings = s.Bindings[1:] }, PolicyMissing, "its binding"},
 		"audits only":           {binding(func(b bindingSpec) { b.ValidationActions = []admissionv1.ValidationAction{admissionv1.Audit} }), PolicyNotDenying, "Deny"},
 		"warns only":            {binding(func(b bindingSpec) { b.ValidationActions = []admissionv1.ValidationAction{admissionv1.Warn} }), PolicyNotDenying, "Deny"},
 		"another policy's":      {binding(func(b bindingSpec) { b.PolicyName = "node-attestation-size" }), PolicyAltered, "another policy"},
@@ -131,10 +106,10 @@ func TestPoliciesAreCompared(t *testing.T) {
 		"a narrowed binding":    {binding(func(b bindingSpec) { b.MatchResources = &admissionv1.MatchResources{ObjectSelector: &only} }), PolicyAltered, "matchResources"},
 		"a binding's namespace": {binding(func(b bindingSpec) { b.MatchResources = &admissionv1.MatchResources{NamespaceSelector: &only} }), PolicyAltered, "matchResources"},
 	} {
-		want := release(t, PoliciesAlone)
-		got := want.clone()
+		want := release(t, policyset.Alone)
+		got := want.Clone()
 		c.change(got)
-		problems := want.compare(got.policies, got.bindings, []string{shippedController})
+		problems := compare(want, got.Policies, got.Bindings, []string{shippedController})
 		switch {
 		case c.problem == "":
 			if len(problems) > 0 {
@@ -145,8 +120,8 @@ func TestPoliciesAreCompared(t *testing.T) {
 		}
 	}
 	// The policies must name all configured controllers.
-	want := release(t, PoliciesAlone)
-	if problems := want.compare(want.policies, want.bindings, []string{shippedController, "another"}); len(problems) != len(want.policies) {
+	want := release(t, policyset.Alone)
+	if problems := compare(want, want.Policies, want.Bindings, []string{shippedController, "another"}); len(problems) != len(want.Policies) {
 		t.Errorf("one of two controllers is not named: %v", problems)
 	}
 }
@@ -155,18 +130,18 @@ func TestPoliciesAreCompared(t *testing.T) {
 // controller last rendered, if it has rendered them.
 func TestRevocationPoliciesAreCompared(t *testing.T) {
 	const name, guard = "node-attestation-revoked-03", "node-attestation-revocation-slices"
-	type change func(*policySet)
-	find := func(s *policySet, name string) (*admissionv1.ValidatingAdmissionPolicySpec, *admissionv1.ValidatingAdmissionPolicyBindingSpec) {
-		return &s.policies[slices.IndexFunc(s.policies, func(p admissionv1.ValidatingAdmissionPolicy) bool { return p.Name == name })].Spec,
-			&s.bindings[slices.IndexFunc(s.bindings, func(b admissionv1.ValidatingAdmissionPolicyBinding) bool { return b.Name == name })].Spec
+	type change func(*policyset.Set)
+	find := func(s *policyset.Set, name string) (*admissionv1.ValidatingAdmissionPolicySpec, *admissionv1.ValidatingAdmissionPolicyBindingSpec) {
+		return &s.Policies[slices.IndexFunc(s.Policies, func(p admissionv1.ValidatingAdmissionPolicy) bool { return p.Name == name })].Spec,
+			&s.Bindings[slices.IndexFunc(s.Bindings, func(b admissionv1.ValidatingAdmissionPolicyBinding) bool { return b.Name == name })].Spec
 	}
-	filled := func(s *policySet) {
+	filled := func(s *policyset.Set) {
 		policy, _ := find(s, name)
 		policy.MatchConditions[0].Expression = "true"
 	}
 	without := func(name string) change {
-		return func(s *policySet) {
-			s.policies = slices.DeleteFunc(s.policies, func(p admissionv1.ValidatingAdmissionPolicy) bool { return p.Name == name })
+		return func(s *policyset.Set) {
+			s.Policies = slices.DeleteFunc(s.Policies, func(p admissionv1.ValidatingAdmissionPolicy) bool { return p.Name == name })
 		}
 	}
 	for title, c := range map[string]struct {
@@ -175,11 +150,11 @@ func TestRevocationPoliciesAreCompared(t *testing.T) {
 		policy       string
 		problem      string
 	}{
-		"as shipped, nothing rendered yet": {change: func(*policySet) {}},
+		"as shipped, nothing rendered yet": {change: func(*policyset.Set) {}},
 		"filled, nothing rendered yet":     {change: filled},
 		"filled as rendered":               {renders: true, change: filled},
-		"rendered, and empty":              {renders: true, change: func(*policySet) {}, policy: name, problem: PolicyAltered},
-		"rendered, and altered": {renders: true, change: func(s *policySet) {
+		"rendered, and empty":              {renders: true, change: func(*policyset.Set) {}, policy: name, problem: PolicyAltered},
+		"rendered, and altered": {renders: true, change: func(s *policyset.Set) {
 			filled(s)
 			policy, _ := find(s, name)
 			policy.Validations = policy.Validations[:1]
@@ -188,30 +163,30 @@ func TestRevocationPoliciesAreCompared(t *testing.T) {
 		"deleted, rendered":   {renders: true, change: without(name), policy: name, problem: PolicyMissing},
 		"deleted, and off":    {off: true, change: without(name)},
 		"no guard":            {change: without(guard), policy: guard, problem: PolicyMissing},
-		"another may write":   {change: func(s *policySet) { p, _ := find(s, guard); p.Variables[0].Expression = "['admin']" }, policy: guard, problem: PolicyAltered},
-		"movers of a move":    {change: func(s *policySet) { p, _ := find(s, guard); p.Variables[1].Expression = "['admin']" }},
-		"a binding audits":    {change: func(s *policySet) { _, b := find(s, name); b.ValidationActions = b.ValidationActions[1:] }, policy: name, problem: PolicyNotDenying},
-		"a binding elsewhere": {change: func(s *policySet) { _, b := find(s, name); b.PolicyName = guard }, policy: name, problem: PolicyAltered},
+		"another may write":   {change: func(s *policyset.Set) { p, _ := find(s, guard); p.Variables[0].Expression = "['admin']" }, policy: guard, problem: PolicyAltered},
+		"movers of a move":    {change: func(s *policyset.Set) { p, _ := find(s, guard); p.Variables[1].Expression = "['admin']" }},
+		"a binding audits":    {change: func(s *policyset.Set) { _, b := find(s, name); b.ValidationActions = b.ValidationActions[1:] }, policy: name, problem: PolicyNotDenying},
+		"a binding elsewhere": {change: func(s *policyset.Set) { _, b := find(s, name); b.PolicyName = guard }, policy: name, problem: PolicyAltered},
 	} {
-		set, err := revocationReleases[PoliciesAlone]()
+		set, err := policyset.Revocation(policyset.Alone)
 		if err != nil {
 			t.Fatal(err)
 		}
-		found := set.clone()
+		found := set.Clone()
 		c.change(found)
-		check := &PolicyCheck{Scope: PoliciesAlone, User: shippedController}
+		check := &PolicyCheck{Scope: policyset.Alone, User: shippedController}
 		if !c.off {
 			check.Rendered = func(asked string) *admissionv1.ValidatingAdmissionPolicySpec {
 				if !c.renders || asked != name {
 					return nil
 				}
-				rendered := set.clone()
+				rendered := set.Clone()
 				filled(rendered)
 				policy, _ := find(rendered, name)
 				return policy
 			}
 		}
-		problems, err := check.compareRevocation(t.Context(), found.policies, found.bindings)
+		problems, err := check.compareRevocation(t.Context(), found.Policies, found.Bindings)
 		switch {
 		case err != nil:
 			t.Errorf("%s: %v", title, err)
@@ -222,13 +197,13 @@ func TestRevocationPoliciesAreCompared(t *testing.T) {
 		case len(problems) != 1 || problems[0].Policy != c.policy || problems[0].Problem != c.problem:
 			t.Errorf("%s: %v", title, problems)
 		}
-		if ours := check.isOurs(&set.policies[2]); ours == c.off {
+		if ours := check.isOurs(&set.Policies[2]); ours == c.off {
 			t.Errorf("%s: its content is kept: %v", title, ours)
 		}
 	}
 	// Each flavour has the policies for its objects.
-	for scope, want := range map[PolicyScope][2]int{PoliciesAlone: {12, 12}, PoliciesWorkload: {11, 11}, PoliciesManagement: {1, 1}} {
-		if set, err := revocationReleases[scope](); err != nil || len(set.policies) != want[0] || len(set.bindings) != want[1] {
+	for scope, want := range map[policyset.Scope][2]int{policyset.Alone: {12, 12}, policyset.Workload: {11, 11}, policyset.Management: {1, 1}} {
+		if set, err := policyset.Revocation(scope); err != nil || len(set.Policies) != want[0] || len(set.Bindings) != want[1] {
 			t.Errorf("scope %d: %v", scope, err)
 		}
 	}
@@ -263,24 +238,24 @@ func TestPoliciesLockOutInAuditMode(t *testing.T) {
 	for title, c := range map[string]struct {
 		audit   bool
 		others  []string
-		change  func(*policySet)
+		change  func(*policyset.Set)
 		problem bool
 	}{
 		"audit":                    {audit: true, problem: true},
 		"enforcement":              {},
 		"another controller":       {audit: true, others: []string{"system:serviceaccount:acme:controller"}},
-		"no policy":                {audit: true, change: func(s *policySet) { s.policies = nil }},
-		"no binding":               {audit: true, change: func(s *policySet) { s.bindings = nil }},
-		"the binding warns":        {audit: true, change: func(s *policySet) { setActions(s, admissionv1.Warn) }},
-		"the policy names another": {audit: true, change: func(s *policySet) { s.policies[0].Spec.Variables[0].Expression = "['admin']" }},
+		"no policy":                {audit: true, change: func(s *policyset.Set) { s.Policies = nil }},
+		"no binding":               {audit: true, change: func(s *policyset.Set) { s.Bindings = nil }},
+		"the binding warns":        {audit: true, change: func(s *policyset.Set) { setActions(s, admissionv1.Warn) }},
+		"the policy names another": {audit: true, change: func(s *policyset.Set) { s.Policies[0].Spec.Variables[0].Expression = "['admin']" }},
 	} {
 		t.Run(title, func(t *testing.T) {
-			set := release(t, PoliciesAlone).clone()
+			set := release(t, policyset.Alone).Clone()
 			if c.change != nil {
 				c.change(set)
 			}
-			check := &PolicyCheck{Scope: PoliciesAlone, User: shippedController, Others: c.others, Audit: c.audit}
-			problems, err := check.compare(t.Context(), set.policies, set.bindings)
+			check := &PolicyCheck{Scope: policyset.Alone, User: shippedController, Others: c.others, Audit: c.audit}
+			problems, err := check.compare(t.Context(), set.Policies, set.Bindings)
 			if err != nil || LocksOut(problems) != c.problem {
 				t.Errorf("%v, %v", problems, err)
 			}
@@ -288,24 +263,9 @@ func TestPoliciesLockOutInAuditMode(t *testing.T) {
 	}
 }
 
-func setActions(s *policySet, actions ...admissionv1.ValidationAction) {
-	for i := range s.bindings {
-		s.bindings[i].Spec.ValidationActions = actions
-	}
-}
-
-func TestLiterals(t *testing.T) {
-	for expression, want := range map[string][]string{
-		"[]": {}, " [ ] ": {}, "['a']": {"a"}, "['a', \"b\",\n'c',]": {"a", "b", "c"}, "['']": {""},
-	} {
-		if got, ok := literals(expression); !ok || !slices.Equal(got, want) {
-			t.Errorf("%q: %v", expression, got)
-		}
-	}
-	for _, expression := range []string{"", "a", "['a'", "['a' 'b']", "[,]", "['a'] + ['b']", "['a\\'']", "['a'+'b']", "[a]", "['''a''']", "[r'a']", "['a'] // x", "{'a'}", "[1]"} {
-		if got, ok := literals(expression); ok {
-			t.Errorf("%q is %v", expression, got)
-		}
+func setActions(s *policyset.Set, actions ...admissionv1.ValidationAction) {
+	for i := range s.Bindings {
+		s.Bindings[i].Spec.ValidationActions = actions
 	}
 }
 
