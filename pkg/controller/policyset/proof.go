@@ -16,7 +16,7 @@ import (
 
 // ProofName is the name of the proof: the static policy by which an API server answers that it has
 // the static form, and which. The proof refuses, to everybody, a condition of the type
-// ConditionStatic on a Namespace's status. So one write to an API server, in a dry run, is enough to
+// ConditionStatic on a Namespace's status. So it takes one write to an API server, in a dry run, to
 // ask. Nobody ever writes that condition.
 const ProofName = "node-attestation-static" + Suffix
 
@@ -50,8 +50,9 @@ func (p Proof) message() (string, error) {
 var proofRefusal = regexp.MustCompile(`^namespaces "[^"]*" is forbidden: ValidatingAdmissionPolicy '` + regexp.QuoteMeta(ProofName) +
 	`' with binding '` + regexp.QuoteMeta(ProofName) + `' denied request: ` + regexp.QuoteMeta(proofPrefix) + `(\{.*\})$`)
 
-// ParseRefusal returns the proof in an API server's answer to a write of ConditionStatic. It returns
-// false if another check answered, or none. So the API server has no static form then.
+// ParseRefusal returns the proof in an API server's answer to a write of ConditionStatic. It
+// returns false if another check answered, or none. Then the API server has no static form, or the
+// write did not reach its policies.
 func ParseRefusal(err error) (Proof, bool) {
 	status := apierrors.APIStatus(nil)
 	if !apierrors.IsForbidden(err) || !errors.As(err, &status) {
@@ -75,6 +76,7 @@ func (p Proof) policy() (policy admissionv1.ValidatingAdmissionPolicy, binding a
 		return policy, binding, err
 	}
 	policy.Name, binding.Name = ProofName, ProofName
+	reason := metav1.StatusReasonForbidden
 	policy.Spec = admissionv1.ValidatingAdmissionPolicySpec{
 		FailurePolicy: new(admissionv1.Fail),
 		MatchConstraints: &admissionv1.MatchResources{
@@ -87,7 +89,7 @@ func (p Proof) policy() (policy admissionv1.ValidatingAdmissionPolicy, binding a
 		Validations: []admissionv1.Validation{{
 			Expression: fmt.Sprintf("!has(object.status) || !has(object.status.conditions)\n  || !object.status.conditions.exists(c, c.type == '%s')", ConditionStatic),
 			Message:    message,
-			Reason:     new(metav1.StatusReasonForbidden),
+			Reason:     &reason,
 		}},
 	}
 	binding.Spec = admissionv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: ProofName, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}}

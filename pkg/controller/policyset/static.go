@@ -121,8 +121,8 @@ var signerLists = map[string]func(Options) []string{
 
 func allSigners(o Options) []string { return slices.Concat(o.Signers, o.MachineSigners) }
 
-// NewStatic returns the policies and bindings of the static form, without the proof. Their names end
-// with Suffix. Nothing else differs from the manifests but the lists of the options.
+// NewStatic returns the policies and bindings of the static form, without the proof. Their names
+// end with Suffix. Only these, and the lists of the options, differ from the manifests.
 func NewStatic(o Options) (*Set, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
@@ -176,8 +176,7 @@ func (o Options) apply(policy string, variable *admissionv1.Variable) {
 }
 
 // header begins the file of the policies.
-const header = `# Made by "node-attestation-controller policies": do not edit, but run it again.
-# An API server of Kubernetes 1.37 or later reads these policies from its disk. The proof is the
+const header = Mark + `# An API server of Kubernetes 1.37 or later reads these policies from its disk. The proof is the
 # last of them, so an API server that shows it has read them all.
 `
 
@@ -196,6 +195,7 @@ func RenderStatic(o Options) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	// No document before the first policy: an API server takes one of comments alone for a mistake.
 	content = append([]byte(header), content...)
 	sum := sha256.Sum256(content)
 	policy, binding, err := Proof{Digest: hex.EncodeToString(sum[:]), Release: release, Controllers: o.Controllers, Scope: o.Scope.String()}.policy()
@@ -203,7 +203,7 @@ func RenderStatic(o Options) ([]byte, error) {
 		return nil, err
 	}
 	proof, err := (&Set{Policies: []admissionv1.ValidatingAdmissionPolicy{policy}, Bindings: []admissionv1.ValidatingAdmissionPolicyBinding{binding}}).render()
-	return append(content, proof...), err
+	return slices.Concat(content, []byte("---\n"), proof), err
 }
 
 // render returns the YAML of all policies, each with its bindings.
@@ -213,7 +213,9 @@ func (s *Set) render() ([]byte, error) {
 		content, err := yaml.Marshal(map[string]any{
 			"apiVersion": admissionv1.SchemeGroupVersion.String(), "kind": kind, "metadata": map[string]string{"name": name}, "spec": spec,
 		})
-		out.WriteString("---\n")
+		if out.Len() > 0 {
+			out.WriteString("---\n")
+		}
 		out.Write(content)
 		return err
 	}

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package command
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/version"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/bounded"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/policyset"
+)
+
+const (
+	// shippedController is the user of packaging/kubernetes.
+	shippedController = "system:serviceaccount:node-attestation-system:node-attestation-controller"
+	// staticPath is the folder of the static form on a control plane, unless --path names another.
+	staticPath = "/etc/kubernetes/node-attestation"
+	// staticGate is the feature gate of kube-apiserver for policies from its disk. It is on since
+	// staticVersion.
+	staticGate, staticVersion = "ManifestBasedAdmissionControlConfig", "1.37.0"
+)
+
+// policiesFlags are the flags of the command policies.
+type policiesFlags struct {
+	policyset.Options
+	dir, scope, path         string
+	kubernetesVersion, gates string
+}
+
+func (i *invocation) policiesCommand() *cobra.Command {
+	var f policiesFlags
+	c := &cobra.Command{
+		Use:   "policies",
+		Short: "Write the admission policies in the form that an API server reads from its own disk, offline",
+		Long: `policies writes the release's admission policies and bindings in the form that an API server of Kubernetes 1.37 or later reads from
+its own disk. Nobody can change or delete these through the API, and they hold from the first request.
+
+Every API server of the cluster needs two of the files: policies/node-attestation.yaml, and admission.yaml for --admission-control-config-file. The
+others have the entries for kubeadm's ClusterConfiguration, and for a KubeadmControlPlane of Cluster API. With the same options the command writes the
+same files. It changes no cluster.`,
+		Args: cli.NoArgs,
+		RunE: func(*cobra.Command, []string) error { return i.writePolicies(f) },
+	}
+	c.Flags().StringVar(&f.dir, "static", "", "folder to write into; it may have no other files")
+	c.Flags().StringVar(&f.kubernetesVersion, "kubernetes-version", "", "the oldest version of the cluster's API servers, such as v1.37.2")
+	c.Flags().StringVar(&f.gates, "feature-gates", "", "what kube-apiserver's flag of that name says, if it is set")
+	c.Flags().StringVar(&f.scope, "scope", policyset.Alone.String(), "kind of the cluster: "+strings.Join(policyset.Scopes(), ", ")+"; workload and management are for Cluster API")
+	cli.CompleteFlag(c, "scope", policyset.Scopes())
+	c.Flags().StringArrayVar(&f.Controllers, "controller-user", []string{shippedController}, "user that the policies name as the controller; may be repeated for several controllers")
+	c.Flags().StringArrayVar(&f.Signers, "signer", nil, "another client signer that only the controller approves for; may be repeated")
+	c.Flags().StringArrayVar(&f.MachineSigners, "machine-signer", nil, "another signer that machines may ask; may be repeated")
+	c.Flags().StringArrayVar(&f.Bootstrappers, "bootstrapper", nil, "user under bootstrappers in the controller's configuration; may be repeated")
+	c.Flags().StringArrayVar(&f.Movers, "mover", nil, "user that may write records as the controller does, for clusterctl move or a restored backup; may be repeated")
+	c.Flags().BoolVar(&f.Revocation, "revocation", false, "also the policies that guard revocation, for a cluster with revocation.enabled: true")
+	c.Flags().StringVar(&f.path, "path", staticPath, "the folder's path on each node of the control plane")
+	return c
+}
+
+func (i *invocation) writePolicies(f policiesFlags) error {
+	// 1. The command line.
+	if f.dir == "" {
+		return cli.Usage(errors.New("--static has to name the folder to write into"))
+	}
+	scope, err := policyset.ParseScope(f.scope)
+	if err != nil {
+		return cli.Usage(fmt.Errorf("--scope: %w", err))
+	}
+	f.Scope = scope
+	if err := readsFromDisk(f.kubernetesVersion, f.gates); err != nil {
+		return err
+	}
+	// 2. All files, before the first is written.
+	files, err := policyset.RenderFiles(f.Options, f.path)
+	if err != nil {
+		return cli.Usage(err)
+	}
+	if err := onlyOurs(f.dir, files); err != nil {
+		return cli.Fail(CodeConfiguration, "name a folder that has only files of this command, or a new one", err)
+	}
+	changed, err := replaceFiles(f.dir, files)
+	if err != nil {
+		return err
+	}
+	// 3. What happened.
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		state := "unchanged"
+		if slices.Contains(changed, name) {
+			state = "written"
+		}
+		if _, err := fmt.Fprintf(i.Stdout, "%s: %s\n", filepath.Join(f.dir, name), state); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readsFromDisk returns an error unless API servers of that version, with these feature gates, read
+// policies from their disk.
+func readsFromDisk(kubernetes, gates string) error {
+	if kubernetes == "" {
+		return cli.Usage(errors.New("--kubernetes-version has to name the oldest version of the cluster's API servers, such as v1.37.2"))
+	}
+	parsed, err := version.ParseSemantic(kubernetes)
+	if err != nil {
+		return cli.Usage(fmt.Errorf("--kubernetes-version %.64q: must be like v1.37.2", kubernetes))
+	}
+	const stay = "keep the policies in the API (docs/cluster-setup.md)"
+	if parsed.LessThan(version.MustParseSemantic(staticVersion)) {
+		return cli.Fail(CodeConfiguration, stay, fmt.Errorf("kube-apiserver %s does not read policies from its disk, %s or later does: nothing is written", kubernetes, staticVersion))
+	}
+	on := true
+	for gate := range strings.SplitSeq(gates, ",") {
+		name, value, _ := strings.Cut(strings.TrimSpace(gate), "=")
+		if name == staticGate {
+			on = strings.EqualFold(value, "true")
+		}
+	}
+	if !on {
+		return cli.Fail(CodeConfiguration, stay, fmt.Errorf("the feature gate %s is off, so kube-apiserver does not read policies from its disk: nothing is written", staticGate))
+	}
+	return nil
+}
+
+// temporary is the end of the names of files that are being written.
+const temporary = ".tmp"
+
+// onlyOurs returns an error if a folder has anything that replaceFiles does not write. A folder
+// that does not exist has nothing.
+func onlyOurs(dir string, files map[string][]byte) error {
+	return filepath.WalkDir(dir, func(at string, entry fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) && at == dir {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		name, err := filepath.Rel(dir, at)
+		if err != nil {
+			return err
+		}
+		if entry.IsDir() {
+			if name != "." && name != filepath.Dir(policyset.PoliciesFile) {
+				return fmt.Errorf("folder %s: is not of this command", at)
+			}
+			return nil
+		}
+		if _, known := files[strings.TrimSuffix(name, temporary)]; !known || !entry.Type().IsRegular() {
+			return fmt.Errorf("%s: is not of this command", at)
+		}
+		if strings.HasSuffix(name, temporary) {
+			return nil // left by a crash
+		}
+		content, err := bounded.ReadFile(at, maxFile)
+		if err == nil && !bytes.HasPrefix(content, []byte(policyset.Mark)) {
+			err = fmt.Errorf("%s: was not made by this command", at)
+		}
+		return err
+	})
+}
+
+// replaceFiles writes the files that differ, and returns their names. Each file has either the old
+// or the new content, also after a crash. No file is replaced unless all could be written. An API
+// server does not read the temporary files, because of their names.
+func replaceFiles(dir string, files map[string][]byte) (changed []string, err error) {
+	folders := []string{dir, filepath.Join(dir, filepath.Dir(policyset.PoliciesFile))}
+	for _, folder := range folders {
+		if err := os.MkdirAll(folder, 0o755); err != nil {
+			return nil, err
+		}
+	}
+	defer func() {
+		for _, name := range changed {
+			_ = os.Remove(filepath.Join(dir, name) + temporary) // it is not there after its rename
+		}
+	}()
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		if before, err := os.ReadFile(filepath.Join(dir, name)); err == nil && bytes.Equal(before, files[name]) {
+			continue
+		}
+		changed = append(changed, name)
+		if err := writeSynced(filepath.Join(dir, name)+temporary, files[name]); err != nil {
+			return changed, err
+		}
+	}
+	for _, name := range changed {
+		if err := os.Rename(filepath.Join(dir, name)+temporary, filepath.Join(dir, name)); err != nil {
+			return changed, err
+		}
+	}
+	for _, folder := range folders {
+		if err := syncFolder(folder); err != nil {
+			return changed, err
+		}
+	}
+	return changed, nil
+}
+
+func writeSynced(path string, content []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(content)
+	return errors.Join(err, f.Sync(), f.Close())
+}
+
+func syncFolder(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
