@@ -271,7 +271,7 @@ func TestDocumentedTestsExist(t *testing.T) {
 		t.Fatal(err)
 	}
 	var source strings.Builder
-	for _, pattern := range []string{"*_test.go", "../../pkg/controller/api/v1alpha1/*_test.go"} {
+	for _, pattern := range []string{"*_test.go", "../static/*_test.go", "../../pkg/controller/api/v1alpha1/*_test.go", "../../pkg/controller/policyset/*_test.go"} {
 		paths, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)
