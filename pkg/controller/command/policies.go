@@ -175,7 +175,7 @@ func onlyOurs(dir string, files map[string][]byte) error {
 func replaceFiles(dir string, files map[string][]byte) (changed []string, err error) {
 	folders := []string{dir, filepath.Join(dir, filepath.Dir(policyset.PoliciesFile))}
 	for _, folder := range folders {
-		if err := os.MkdirAll(folder, 0o755); err != nil {
+		if err := os.MkdirAll(folder, 0o755); err != nil { //nolint:gosec // G301: nothing in it is secret
 			return nil, err
 		}
 	}
@@ -207,7 +207,7 @@ func replaceFiles(dir string, files map[string][]byte) (changed []string, err er
 }
 
 func writeSynced(path string, content []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644) //nolint:gosec // G302: nothing in it is secret
 	if err != nil {
 		return err
 	}
