@@ -32,6 +32,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/policyset"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
@@ -95,13 +96,18 @@ func TestMain(m *testing.M) {
 	testbed.Parallel(3)
 	os.Exit(testbed.Main(m, func(ctx context.Context, cp *testbed.ControlPlane, dir string) error {
 		shared = &bed{ControlPlane: cp, adminKubeconfig: filepath.Join(dir, "admin.kubeconfig")}
-		return shared.prepare(ctx)
+		return shared.prepare(ctx, func(ctx context.Context) error {
+			if err := shared.apply(ctx, "-k", manifests); err != nil {
+				return err
+			}
+			return controllerprocess.AwaitPolicies(ctx, cp)
+		})
 	}))
 }
 
-// prepare makes a cluster as kubeadm leaves it, with both auto-approving bindings, and then applies
-// the manifests.
-func (b *bed) prepare(ctx context.Context) (err error) {
+// prepare makes a cluster as kubeadm leaves it, with both auto-approving bindings, and then
+// installs the manifests. install returns when the policies are in force.
+func (b *bed) prepare(ctx context.Context, install func(context.Context) error) (err error) {
 	b.admin = b.Client()
 	if err := b.WriteKubeconfig(b.adminKubeconfig, b.AdminUser()); err != nil {
 		return err
@@ -151,10 +157,7 @@ func (b *bed) prepare(ctx context.Context) (err error) {
 		return err
 	}
 
-	if err := b.apply(ctx, "-k", manifests); err != nil {
-		return err
-	}
-	if err := controllerprocess.AwaitPolicies(ctx, b.ControlPlane); err != nil {
+	if err := install(ctx); err != nil {
 		return err
 	}
 	if b.controllerConfig, err = b.accountConfig(ctx); err != nil {
@@ -189,10 +192,11 @@ var dryRun = []string{metav1.DryRunAll}
 
 const patience = harness.Soon
 
-// refusedBy reports whether this policy, and not RBAC or validation, has refused.
+// refusedBy reports whether this policy, in the API or on disk, and not RBAC or validation, has
+// refused.
 func refusedBy(err error, policy string) bool {
 	return (apierrors.IsForbidden(err) || apierrors.IsRequestEntityTooLargeError(err)) &&
-		strings.Contains(err.Error(), "ValidatingAdmissionPolicy '"+policy+"'")
+		(strings.Contains(err.Error(), "ValidatingAdmissionPolicy '"+policy+"'") || strings.Contains(err.Error(), "ValidatingAdmissionPolicy '"+policy+policyset.Suffix+"'"))
 }
 
 func wantRefusedBy(t *testing.T, err error, policy string) {

@@ -84,8 +84,8 @@ const (
 	elsewhere = `"service":{"name":"a","namespace":"default"},"insecureSkipTLSVerify":true,"groupPriorityMinimum":20000,"versionPriority":100`
 )
 
-// newGuarded starts a cluster with the static form alone, and with what revocation keeps in the API,
-// filled.
+// newGuarded starts a cluster with the static form alone, and with what revocation keeps in the
+// API, filled.
 func newGuarded(t *testing.T) (c *cluster, controller kubernetes.Interface) {
 	t.Helper()
 	dir := newFolder(t)
@@ -117,8 +117,8 @@ func TestStaticPolicies(t *testing.T) {
 	t.Run("Impersonation", func(t *testing.T) { impersonationIsNotSeen(t, c) })
 }
 
-// What a member of system:masters tries. Each is refused, by the policy that is named, or else by the
-// API server with these words.
+// What a member of system:masters tries. Each is refused, by the policy that is named, or else by
+// the API server with these words.
 func nobodyUndoesThem(t *testing.T, c *cluster, controller kubernetes.Interface) {
 	request := newRequest(t, c.admin)
 	static := isStatic(approvalPolicy)
@@ -234,9 +234,9 @@ func nobodyUndoesThem(t *testing.T, c *cluster, controller kubernetes.Interface)
 			t.Errorf("no case tries %s", policy.Name)
 		}
 	}
-	// What is accepted changes nothing. The API server keeps the label of a selector, and the spec when
-	// a status is written. Policies and bindings of the API only refuse more. A policy with an owner is
-	// not collected with it.
+	// What is accepted changes nothing. The API server keeps the label of a selector, and the spec
+	// when a status is written. Policies and bindings of the API only refuse more. A policy with an
+	// owner is not collected with it.
 	before := read(t, c, vaps+"/"+revoked)["spec"]
 	for _, harmless := range []call{
 		{"PATCH", "/api/v1/namespaces/kube-public", `{"metadata":{"labels":{"kubernetes.io/metadata.name":"a"}}}`},

@@ -63,8 +63,8 @@ func TestFirstRequestAfterAStart(t *testing.T) {
 	}
 }
 
-// A file with a mistake keeps an API server from starting. While one runs, it keeps the policies that
-// it has, and says so.
+// A file with a mistake keeps an API server from starting. While one runs, it keeps the policies
+// that it has, and says so.
 func TestBadFile(t *testing.T) {
 	t.Parallel()
 	dir := newFolder(t)
@@ -125,8 +125,8 @@ func TestBadFile(t *testing.T) {
 	}
 }
 
-// From policies in the API to policies on disk, and to another release and another controller, while
-// somebody tries an approval all the time. None is accepted.
+// From policies in the API to policies on disk, and then to another file and another controller,
+// while somebody tries an approval all the time. None is accepted.
 func TestMoveWithoutAGap(t *testing.T) {
 	t.Parallel()
 	dir := newFolder(t)
