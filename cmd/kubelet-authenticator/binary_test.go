@@ -95,7 +95,7 @@ var arrows = map[string][]string{
 	"pkg/controller/decisionlog":          {"internal/text", "pkg/controller/telemetry"},
 	"pkg/controller/internal/statuspatch": {"pkg/controller/telemetry"},
 	"pkg/controller/policyset":            {"packaging"},
-	"pkg/controller/preflight":            {"internal/text", "pkg/controller/policyset", "pkg/controller/api/v1alpha1", "pkg/controller/internal/listwatch", "pkg/controller/internal/statuspatch", "pkg/controller/sources", "pkg/controller/telemetry", "pkg/csr/state"},
+	"pkg/controller/preflight":            {"internal/bounded", "internal/text", "pkg/controller/policyset", "pkg/controller/api/v1alpha1", "pkg/controller/internal/listwatch", "pkg/controller/internal/statuspatch", "pkg/controller/sources", "pkg/controller/telemetry", "pkg/csr/state"},
 	"pkg/controller/records":              {"pkg/controller/api/v1alpha1", "pkg/controller/signing", "pkg/controller/telemetry", "pkg/verifier"},
 	"pkg/controller/revocation":           {"internal/text", "pkg/attestation", "pkg/controller/api/v1alpha1", "pkg/controller/internal/listwatch", "pkg/controller/records", "pkg/controller/telemetry"},
 	"pkg/controller/signing":              {"internal/bounded", "internal/lastgood"},

@@ -49,6 +49,8 @@ type access struct {
 	// records is the cluster with the records and the controller. nodes is the cluster that the
 	// nodes join, with their requests. Without Cluster API both are the same.
 	records, nodes client.Client
+	// recordsConfig and nodesConfig are connections to these clusters.
+	recordsConfig, nodesConfig *rest.Config
 	// namespace is where the records are, controllerNamespace where the controller runs.
 	namespace, controllerNamespace string
 	// cluster is the name of the Cluster object, empty without Cluster API.
@@ -95,17 +97,19 @@ func (i *invocation) open(ctx context.Context) (*access, error) {
 	default:
 		a.controllerNamespace = a.namespace
 	}
-	if a.records, err = i.newClient(config); err != nil {
+	a.recordsConfig = i.bounded(config)
+	if a.records, err = newClient(a.recordsConfig); err != nil {
 		return nil, err
 	}
 	if a.cluster == "" {
-		a.nodes = a.records
+		a.nodes, a.nodesConfig = a.records, a.recordsConfig
 		return a, nil
 	}
 	if config, err = i.workloadConfig(ctx, a); err != nil {
 		return nil, err
 	}
-	a.nodes, err = i.newClient(workload.WithBounds(config))
+	a.nodesConfig = i.bounded(workload.WithBounds(config))
+	a.nodes, err = newClient(a.nodesConfig)
 	return a, err
 }
 
@@ -137,13 +141,18 @@ func (i *invocation) workloadConfig(ctx context.Context, a *access) (*rest.Confi
 	return clientcmd.NewDefaultClientConfig(*parsed, &clientcmd.ConfigOverrides{}).ClientConfig()
 }
 
-func (i *invocation) newClient(config *rest.Config) (client.Client, error) {
+// bounded returns a copy of a connection with this program's name and limits.
+func (i *invocation) bounded(config *rest.Config) *rest.Config {
 	config = rest.CopyConfig(config)
 	config.UserAgent = Name + "/" + i.Version
 	config.QPS, config.Burst = 50, 300 // as kubectl
 	if config.Timeout == 0 {
 		config.Timeout = callTimeout
 	}
+	return config
+}
+
+func newClient(config *rest.Config) (client.Client, error) {
 	scheme, err := newScheme()
 	if err != nil {
 		return nil, err

@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/cert"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/annotations"
@@ -223,36 +224,51 @@ func (e *examination) checkPolicies(ctx context.Context) checkup.Result {
 	if e.cluster != "" {
 		scope = policyset.Workload
 	}
-	f := e.comparePolicies(ctx, &preflight.PolicyCheck{Scope: scope, Client: e.nodes, User: e.user()})
+	f := e.comparePolicies(ctx, &preflight.PolicyCheck{Scope: scope, Client: e.nodes, Static: prober(e.nodesConfig, e.conditionNamespace()), User: e.user()})
 	e.guarded = f.Status == checkup.OK
 	return f
 }
 
 func (e *examination) checkManagementPolicies(ctx context.Context) checkup.Result {
-	return e.comparePolicies(ctx, &preflight.PolicyCheck{Scope: policyset.Management, Client: e.records, User: e.account()})
+	return e.comparePolicies(ctx, &preflight.PolicyCheck{Scope: policyset.Management, Client: e.records, Static: prober(e.recordsConfig, e.controllerNamespace), User: e.account()})
+}
+
+// prober returns what asks a cluster's API servers for static policies.
+func prober(connection *rest.Config, namespace string) *preflight.StaticProber {
+	if connection == nil { // a test without an API server
+		return nil
+	}
+	return &preflight.StaticProber{Config: connection, Namespace: namespace, AskEach: true}
 }
 
 // comparePolicies compares the cluster's policies with those of this program's release.
 func (e *examination) comparePolicies(ctx context.Context, c *preflight.PolicyCheck) checkup.Result {
 	c.Others, c.Audit = e.config().Policies.Controllers, e.audit
-	problems, err := c.Check(ctx)
+	state, err := c.Check(ctx)
 	if err != nil {
 		return unread(err, "ValidatingAdmissionPolicy needs Kubernetes 1.31 or later")
 	}
-	if len(problems) == 0 {
-		return ok("the policies and their bindings are those of this release")
+	switch says := describePolicies(state); {
+	case len(state.Problems) == 0:
+		return ok("%s", says)
+	case preflight.LocksOut(state.Problems):
+		return failed(preflight.LockOutRemedy, "no node gets a certificate: %s", says)
+	case state.Forbidden && !e.audit:
+		return unknown("see policies-condition, or have somebody run it who may patch the status of Namespace "+c.Static.Namespace, "not in force through the API, and perhaps as static policies: %s", says)
+	default:
+		return e.unlessAudit(state.Remedy, "%s. %s", says, state.Consequence)
 	}
-	if preflight.LocksOut(problems) {
-		return failed(preflight.LockOutRemedy, "no node gets a certificate: %s", describePolicies(problems))
-	}
-	return e.unlessAudit("apply the release's policies with your overlay (docs/controller-configuration.md); until then requests can be approved without attestation", "%s", describePolicies(problems))
 }
 
-// describePolicies lists problems. It lists a missing policy by its name alone.
-func describePolicies(problems []preflight.PolicyProblem) string {
+// describePolicies returns a state in one line. Of the policies that are missing in the API, it
+// lists the names alone.
+func describePolicies(s *preflight.PolicyState) string {
+	if len(s.Problems) == 0 {
+		return s.String()
+	}
 	var missing, all []string
-	for _, p := range problems {
-		if p.Problem != preflight.PolicyMissing {
+	for _, p := range s.Problems {
+		if p.Problem != preflight.PolicyMissing || p.Policy == policyset.ProofName {
 			all = append(all, p.String())
 		} else if !slices.Contains(missing, p.Policy) {
 			missing = append(missing, p.Policy)
@@ -261,7 +277,7 @@ func describePolicies(problems []preflight.PolicyProblem) string {
 	if len(missing) > 0 {
 		all = append(all, "missing, or without a binding: "+text.Names(missing))
 	}
-	return strings.Join(all, "; ")
+	return strings.Join(append(all, s.Unknown...), "; ")
 }
 
 // unlessAudit returns a failure. In audit mode nothing depends on it yet, so it returns a warning.
@@ -531,13 +547,20 @@ func (e *examination) checkKubelets(ctx context.Context) checkup.Result {
 	return warning("run kubelet-authenticator doctor on each of them", "kubelets of these nodes request by themselves, without evidence, and nobody may approve that: %s", text.Names(nodes))
 }
 
+// conditionNamespace returns the Namespace with the controller's conditions, in the cluster that
+// nodes join.
+func (e *examination) conditionNamespace() string {
+	if e.cluster == "" {
+		return e.controllerNamespace
+	}
+	name, _, _ := strings.Cut(strings.TrimPrefix(e.user(), "system:serviceaccount:"), ":")
+	return name
+}
+
 // readCondition returns a condition of the controller's Namespace, nil if there is none, and the
 // Namespace's name.
 func (e *examination) readCondition(ctx context.Context, kind string) (*corev1.NamespaceCondition, string, error) {
-	name := e.controllerNamespace
-	if e.cluster != "" {
-		name, _, _ = strings.Cut(strings.TrimPrefix(e.user(), "system:serviceaccount:"), ":")
-	}
+	name := e.conditionNamespace()
 	namespace := &corev1.Namespace{}
 	if err := e.nodes.Get(ctx, client.ObjectKey{Name: name}, namespace); err != nil {
 		return nil, name, err

@@ -8,11 +8,15 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
 	"math/big"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -35,6 +39,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/client-go/rest"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -45,6 +50,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/policyset"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 )
 
@@ -561,6 +567,60 @@ func TestCheckWithoutRights(t *testing.T) {
 		if !strings.HasPrefix(line, string(checkup.Unknown)) && !strings.HasPrefix(line, " ") {
 			t.Errorf("%s", line)
 		}
+	}
+}
+
+// The check finds static policies, which the API does not show. A viewer may not ask for them, and
+// is told who can.
+func TestCheckOfStaticPolicies(t *testing.T) {
+	release := must(policyset.ReleaseDigest(policyset.Alone, false))
+	forbidden := func(message string) error {
+		return apierrors.NewForbidden(schema.GroupResource{Resource: "namespaces"}, defaultNamespace, errors.New(message))
+	}
+	static := forbidden(fmt.Sprintf("ValidatingAdmissionPolicy '%[1]s' with binding '%[1]s' denied request: static policies of node-attestation-controller: "+
+		`{"digest":"1","release":"%[2]s","controllers":["system:serviceaccount:node-attestation-system:node-attestation-controller"],"scope":"alone"}`, policyset.ProofName, release))
+	viewer := forbidden(`User "viewer" cannot patch resource "namespaces/status"`)
+	for name, c := range map[string]struct {
+		answer  error
+		version string
+		status  checkup.Status
+		message string
+	}{
+		"static":                {static, "v1.37.2", checkup.OK, "the policies are the release's; API servers with static policies: https://api.example; not each API server was asked for static policies: "},
+		"none":                  {nil, "v1.37.2", checkup.Failure, "missing, or without a binding: 7: "},
+		"a viewer":              {viewer, "v1.37.2", checkup.Unknown, "not in force through the API, and perhaps as static policies: missing, or without a binding: 7: "},
+		"a viewer, before 1.36": {viewer, "v1.35.1", checkup.Failure, "missing, or without a binding: 7: "},
+	} {
+		server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			status := metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Code: http.StatusNotFound, Reason: metav1.StatusReasonNotFound, Message: "not found"}
+			switch {
+			case r.URL.Path == "/version":
+				_ = json.NewEncoder(w).Encode(map[string]string{"gitVersion": c.version})
+				return
+			case r.Method == http.MethodPatch && r.URL.String() == "/api/v1/namespaces/"+defaultNamespace+"/status?dryRun=All" && c.answer == nil:
+				return
+			case r.Method == http.MethodPatch:
+				refused, _ := errors.AsType[*apierrors.StatusError](c.answer)
+				status.Code, status.Reason, status.Message = http.StatusForbidden, metav1.StatusReasonForbidden, refused.ErrStatus.Message
+			}
+			w.WriteHeader(int(status.Code))
+			_ = json.NewEncoder(w).Encode(status)
+		}))
+		a := newAccess(t)
+		a.nodesConfig = &rest.Config{
+			Host: "https://api.example", TLSClientConfig: rest.TLSClientConfig{Insecure: true},
+			Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+				return new(net.Dialer).DialContext(ctx, network, server.Listener.Addr().String())
+			},
+		}
+		f := (&examination{access: a, now: now}).checkPolicies(t.Context())
+		if f.Status != c.status || !strings.HasPrefix(f.Message, c.message) {
+			t.Errorf("%s: %+v", name, f)
+		}
+		if f.Status == checkup.Unknown && (!strings.Contains(f.Message, `User "viewer" cannot patch`) || !strings.Contains(f.Remedy, "policies-condition")) {
+			t.Errorf("%s: %+v", name, f)
+		}
+		server.Close()
 	}
 }
 

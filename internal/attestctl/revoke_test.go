@@ -124,7 +124,7 @@ func readOnly(t *testing.T, a *access) *access {
 			return nil
 		},
 	})
-	return &access{c, c, a.namespace, a.controllerNamespace, a.cluster}
+	return &access{records: c, nodes: c, namespace: a.namespace, controllerNamespace: a.controllerNamespace, cluster: a.cluster}
 }
 
 // A dry run, and a command that nobody confirms, say what would happen and change nothing.

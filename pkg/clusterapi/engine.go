@@ -182,7 +182,7 @@ func (e *engine) serve(ctx context.Context) error {
 	defer w.broadcaster.Shutdown() // NewBroadcaster has started its goroutine
 	challengeKeys, clusterMetrics := settings.Keys(live, live), e.clusterMetrics.For(e.name())
 	challengeKeys.Interval, challengeKeys.Existing = keysInterval, true
-	gate := settings.Preflight(challengeKeys, live, clusterMetrics, e.log.WithName("preflight"), settings.PolicyCheck(w.live), e.policies)
+	gate := settings.Preflight(challengeKeys, live, clusterMetrics, e.log.WithName("preflight"), settings.PolicyCheck(w.live, w.unbounded), e.policies)
 	gate.Nodes, gate.Hints = w.live, hints
 	if err := gate.Await(ctx); err != nil {
 		return err

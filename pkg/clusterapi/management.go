@@ -148,7 +148,7 @@ func (m Management) Add(ctx context.Context, mgr manager.Manager, settings *conf
 // addPolicies watches the management cluster's own admission policies. Without them, enforcement
 // starts for no cluster.
 func (c *clusterReconciler) addPolicies(mgr manager.Manager) error {
-	c.policies = c.settings.ManagementPolicyCheck(c.live)
+	c.policies = c.settings.ManagementPolicyCheck(c.live, mgr.GetConfig())
 	_, err := preflight.AddPolicyWatch(mgr, c.settings.PolicyWatch(c.policies, c.clusterMetrics.For(managementName)))
 	return err
 }

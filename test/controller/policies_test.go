@@ -142,7 +142,7 @@ func (b *bed) watchPolicies(t *testing.T, as *rest.Config, change func(*prefligh
 		if err != nil {
 			return err
 		}
-		c.Check = &preflight.PolicyCheck{Scope: policyset.Alone, Client: api}
+		c.Check = &preflight.PolicyCheck{Scope: policyset.Alone, Client: api, Static: &preflight.StaticProber{Config: as, Namespace: shippedNamespace}}
 		if change != nil {
 			change(&c)
 		}
@@ -257,8 +257,8 @@ func TestRevocationPoliciesAreWatched(t *testing.T) {
 		t.Fatal(err)
 	}
 	gate := &preflight.PolicyCheck{Scope: policyset.Alone, Client: api, Rendered: func(string) *admissionv1.ValidatingAdmissionPolicySpec { return nil }}
-	if problems, err := gate.Check(t.Context()); err != nil || len(problems) > 0 {
-		t.Errorf("enforcement does not start: %v, %v", problems, err)
+	if state, err := gate.Check(t.Context()); err != nil || len(state.Problems) > 0 {
+		t.Errorf("enforcement does not start: %v, %v", state, err)
 	}
 	b.apply(t, component+"policies.yaml")
 	b.becomes(t, corev1.ConditionTrue, preflight.ReasonPoliciesInForce, "")
@@ -459,8 +459,8 @@ func TestPoliciesMayNotBeWatched(t *testing.T) {
 	harness.Eventually(t, time.Minute, "the policies are in force", func() bool { return b.inForce(t).Status == corev1.ConditionTrue })
 }
 
-// tries counts dry runs, and those that the policy on approvals refused: RBAC refuses with 403,
-// too.
+// tries counts approvals in a dry run, and those that the policy on approvals refused: RBAC refuses
+// with 403, too.
 type tries struct{ all, refused atomic.Int32 }
 
 func (n *tries) wrap(next http.RoundTripper) http.RoundTripper { return triedTrip{n, next} }
@@ -472,7 +472,7 @@ type triedTrip struct {
 
 func (n triedTrip) RoundTrip(request *http.Request) (*http.Response, error) {
 	response, err := n.next.RoundTrip(request)
-	if err == nil && request.URL.Query().Get("dryRun") != "" {
+	if err == nil && request.URL.Query().Get("dryRun") != "" && strings.HasSuffix(request.URL.Path, "/approval") {
 		n.all.Add(1)
 		body, err := io.ReadAll(response.Body)
 		if err != nil {
@@ -648,16 +648,16 @@ func TestShippedPoliciesCompareAsEqual(t *testing.T) {
 				t.Fatalf("%v: %s", err, out)
 			}
 			c.check.Client, c.check.User = b.client, shippedAccount
-			if problems, err := c.check.Check(t.Context()); err != nil || len(problems) > 0 {
-				t.Errorf("%v, %v", problems, err)
+			if state, err := c.check.Check(t.Context()); err != nil || len(state.Problems) > 0 {
+				t.Errorf("%v, %v", state, err)
 			}
 			if c.check.Scope == policyset.Management {
 				err := b.Client().AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Delete(t.Context(), "node-attestation-secrets", metav1.DeleteOptions{})
 				if err != nil {
 					t.Error(err)
 				}
-				if problems, err := c.check.Check(t.Context()); err != nil || len(problems) != 1 {
-					t.Errorf("without a binding: %v, %v", problems, err)
+				if state, err := c.check.Check(t.Context()); err != nil || len(state.Problems) != 1 {
+					t.Errorf("without a binding: %v, %v", state, err)
 				}
 			}
 		})

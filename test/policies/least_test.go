@@ -211,6 +211,7 @@ func (l *live) usesEverything(t *testing.T, m *machine, early string) {
 	// Its key, leader election, and an enrolment.
 	l.startReady(t, nil)
 	m.begin(t).succeeds(t)
+	l.unbind(t)(t)
 	// Requests that others approved before the policies, and contradictory ones.
 	if reason := l.reasonOf(t, early, certificatesv1.CertificateFailed); reason != "ApprovedWithoutAttestation" {
 		t.Errorf("failed: %s", reason)
@@ -351,19 +352,6 @@ func (l *live) missesEach(t *testing.T, m *machine) {
 		l.setEnv(t, noWatchList+"=false")
 		return restart(t)
 	}
-	// Without a binding, the condition on the namespace changes.
-	unbind := func(t *testing.T) func(*testing.T) {
-		inForce := func(status string) {
-			l.kubectl(t, "wait", "--for=condition=NodeAttestationPoliciesInForce="+status, "namespace/"+namespace, "--timeout=20s")
-		}
-		harness.Must(t, l.admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Delete(t.Context(), sizePolicy, metav1.DeleteOptions{}))
-		return func(t *testing.T) {
-			l.kubectl(t, "annotate", "validatingadmissionpolicy", sizePolicy, "test=again", "--overwrite")
-			inForce("false")
-			l.kubectl(t, "apply", "--server-side", "--filename="+filepath.Join(manifests, "policies.yaml"))
-			inForce("true")
-		}
-	}
 	loseLease := func(t *testing.T) func(*testing.T) {
 		l.kubectl(t, "delete", "leases", account, "--namespace="+namespace)
 		return func(t *testing.T) {
@@ -415,8 +403,9 @@ func (l *live) missesEach(t *testing.T, m *machine) {
 		{right{"update", lease, "leases", namespace, account}, waitFor},
 		{right{"get", lease, "leases", namespace, account}, loseLease},
 		{right{"create", lease, "leases", namespace, ""}, loseLease},
-		{right{"get", "", "namespaces/status", "", namespace}, unbind},
-		{right{"patch", "", "namespaces/status", "", namespace}, unbind},
+		{right{"get", "", "namespaces/status", "", namespace}, l.unbind},
+		{right{"patch", "", "namespaces/status", "", namespace}, l.unbind},
+		{right{"get", "discovery.k8s.io", "endpointslices", metav1.NamespaceDefault, "kubernetes"}, l.unbind},
 	}
 	starting := []row{
 		{right{"create", "", "events", namespace, ""}, restart}, // that it leads
@@ -457,6 +446,21 @@ func (l *live) missesEach(t *testing.T, m *machine) {
 	each(approving)
 	for r := range left {
 		t.Errorf("in rbac.yaml, and nothing shows that it is missed: %s", r)
+	}
+}
+
+// unbind deletes a binding. Then the condition on the namespace changes, and the API servers are
+// asked for static policies.
+func (l *live) unbind(t *testing.T) (rebind func(*testing.T)) {
+	inForce := func(status string) {
+		l.kubectl(t, "wait", "--for=condition=NodeAttestationPoliciesInForce="+status, "namespace/"+namespace, "--timeout=20s")
+	}
+	harness.Must(t, l.admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Delete(t.Context(), sizePolicy, metav1.DeleteOptions{}))
+	return func(t *testing.T) {
+		l.kubectl(t, "annotate", "validatingadmissionpolicy", sizePolicy, "test=again", "--overwrite")
+		inForce("false")
+		l.kubectl(t, "apply", "--server-side", "--filename="+filepath.Join(manifests, "policies.yaml"))
+		inForce("true")
 	}
 }
 

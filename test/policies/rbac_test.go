@@ -77,6 +77,8 @@ var dangerous = slices.Concat(
 	rights("create update patch", admission, "validatingadmissionpolicies/status", "", approvalPolicy),
 	rights("get list update patch delete", "", "namespaces", "", namespace),
 	rights("get update patch", "", "namespaces/status", "", "kube-system"),
+	rights("get", "discovery.k8s.io", "endpointslices", "default", "another"),
+	rights("list watch create update patch", "discovery.k8s.io", "endpointslices", "default", ""),
 	rights("update", "", "namespaces/status", "", namespace),
 	rights("update patch delete", "apiextensions.k8s.io", "customresourcedefinitions", "", ""),
 	rights("patch delete deletecollection", recordAPI, "nodeattestations", namespace, ""),

@@ -120,7 +120,7 @@ func newPreflight(api *rest.Config, settings *config.Settings, logger klog.Logge
 	if err != nil {
 		return nil, err
 	}
-	return settings.Preflight(settings.Keys(live, live), live, metrics.For(settings.Config().ClusterUID), logger.WithName("preflight"), settings.PolicyCheck(live)), nil
+	return settings.Preflight(settings.Keys(live, live), live, metrics.For(settings.Config().ClusterUID), logger.WithName("preflight"), settings.PolicyCheck(live, api)), nil
 }
 
 // open checks whether enforcement may start. The end of ctx is not an error.

@@ -40,7 +40,8 @@ type Cluster struct {
 	// Cache has the requests, and Clients.Client reads it.
 	Cache cache.Cache
 	// Connection, with the HTTP client of CacheOptions, reads the server's version. Both make the
-	// cache of ClusterRoleBindings. Connection must have no timeout, since a watch has none.
+	// cache of ClusterRoleBindings. Connection must have no timeout, since a watch has none. It
+	// also asks each API server for static policies.
 	Connection   *rest.Config
 	CacheOptions cache.Options
 	Log          logr.Logger
@@ -66,7 +67,7 @@ type Cluster struct {
 // again, make a new Cluster.
 func (s *Settings) Runnables(c Cluster) ([]manager.Runnable, error) {
 	decider, metrics := c.Controller, c.Controller.ClusterMetrics
-	check := s.PolicyCheck(c.API)
+	check := s.PolicyCheck(c.API, c.Connection)
 	if s.config.Revocation.Enabled {
 		var err error
 		if decider.Revocation, err = s.revocation(c); err != nil {

@@ -19,6 +19,7 @@ import (
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/bounded"
@@ -518,9 +519,12 @@ func (s *Settings) Assemble(keys *sources.KeyStore, machines machineSource, ca s
 }
 
 // PolicyCheck returns the check that compares the admission policies of the cluster that nodes join
-// with the release's.
-func (s *Settings) PolicyCheck(api client.Client) *preflight.PolicyCheck {
-	check := &preflight.PolicyCheck{Scope: policyset.Alone, Client: api, Others: s.config.Policies.Controllers, Audit: s.config.Audit}
+// with the release's. connection is another way to the same cluster as the client.
+func (s *Settings) PolicyCheck(api client.Client, connection *rest.Config) *preflight.PolicyCheck {
+	check := &preflight.PolicyCheck{
+		Scope: policyset.Alone, Client: api, Others: s.config.Policies.Controllers, Audit: s.config.Audit,
+		Static: &preflight.StaticProber{Config: connection, Namespace: s.conditionNamespace()},
+	}
 	if s.config.ClusterAPI != nil {
 		check.Scope, check.User = policyset.Workload, s.config.ClusterAPI.User
 	}
@@ -528,8 +532,11 @@ func (s *Settings) PolicyCheck(api client.Client) *preflight.PolicyCheck {
 }
 
 // ManagementPolicyCheck returns the same check for a management cluster.
-func (s *Settings) ManagementPolicyCheck(api client.Client) *preflight.PolicyCheck {
-	return &preflight.PolicyCheck{Scope: policyset.Management, Client: api, Others: s.config.Policies.Controllers, Audit: s.config.Audit}
+func (s *Settings) ManagementPolicyCheck(api client.Client, connection *rest.Config) *preflight.PolicyCheck {
+	return &preflight.PolicyCheck{
+		Scope: policyset.Management, Client: api, Others: s.config.Policies.Controllers, Audit: s.config.Audit,
+		Static: &preflight.StaticProber{Config: connection, Namespace: s.config.Namespace},
+	}
 }
 
 // PolicyWatch returns the configuration of a watch of the admission policies.

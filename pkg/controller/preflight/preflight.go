@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -77,8 +78,10 @@ type Error struct {
 	// Nodes are the Nodes without a record that are not listed, sorted by name, if they are the
 	// cause.
 	Nodes []string
-	// Policies are the problems of the admission policies, if they are the cause.
+	// Policies are the problems of the admission policies, if they are the cause. Unknown says what
+	// is not known about static policies.
 	Policies []PolicyProblem
+	Unknown  []string
 	// Hint says what can be done.
 	Hint  string
 	cause error
@@ -89,7 +92,7 @@ func (e *Error) Error() string {
 		return fmt.Sprintf("enforcement does not start: %v", e.cause)
 	}
 	if len(e.Policies) > 0 {
-		return "enforcement does not start: admission policies are not in force: " + describe(e.Policies)
+		return "enforcement does not start: admission policies are not in force: " + strings.Join(append([]string{describe(e.Policies)}, e.Unknown...), "; ")
 	}
 	return fmt.Sprintf("enforcement does not start: Nodes that have no record and are not in unattestedNodes: %s", text.Names(e.Nodes))
 }
@@ -107,8 +110,8 @@ type Hints struct {
 var hints = Hints{
 	Nodes:  "attest them, list them in unattestedNodes, or start with audit: true",
 	Record: "apply packaging/kubernetes/crd.yaml, list the Nodes in unattestedNodes, or start with audit: true",
-	Policies: "apply packaging/kubernetes/policies.yaml, with your overlay if you have one, name other controllers in policies.controllers, " +
-		"or set policies.mode: Warn",
+	Policies: "apply packaging/kubernetes/policies.yaml, with your overlay if you have one, or copy its static form to each API server (docs/cluster-setup.md), " +
+		"name other controllers in policies.controllers, or set policies.mode: Warn",
 	Rights: "apply packaging/kubernetes/rbac.yaml: needed are list on nodes, nodeattestations, validatingadmissionpolicies and their bindings, " +
 		"and get and update on the challenge keys' Secret, which has to be there where the controller may not create it",
 }
@@ -189,15 +192,15 @@ func (p *Preflight) try(ctx context.Context) error {
 // policiesInForce returns an *Error if admission policies are missing, altered or not denying.
 func (p *Preflight) policiesInForce(ctx context.Context) error {
 	for _, check := range p.Policies {
-		problems, err := check.Check(ctx)
+		state, err := check.Check(ctx)
 		if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
 			return &Error{Hint: p.hints().Policies, cause: fmt.Errorf("the API server does not serve ValidatingAdmissionPolicy (admissionregistration.k8s.io/v1), Kubernetes 1.31 or later is needed: %w", err)}
 		}
 		if err != nil {
 			return p.failed("policies", err)
 		}
-		if len(problems) > 0 {
-			return &Error{Policies: problems, Hint: p.hints().Policies}
+		if len(state.Problems) > 0 {
+			return &Error{Policies: state.Problems, Unknown: state.Unknown, Hint: p.hints().Policies}
 		}
 	}
 	return nil

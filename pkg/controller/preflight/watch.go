@@ -57,8 +57,8 @@ const (
 	firstListsTimeout = 15 * time.Second
 )
 
-// provenPolicy is the policy that refuses the approval of a hello to everybody.
-const provenPolicy = "node-attestation-approval"
+// approvalPolicy is the policy that refuses the approval of a hello to everybody.
+const approvalPolicy = "node-attestation-approval"
 
 const unwatchedPolicies = "cannot watch the admission policies: list and watch on validatingadmissionpolicies and validatingadmissionpolicybindings are needed"
 
@@ -274,41 +274,41 @@ func (w *PolicyWatch) assess(ctx context.Context, began time.Time) verdict {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	policies, bindings := stored[admissionv1.ValidatingAdmissionPolicy](w.policies), stored[admissionv1.ValidatingAdmissionPolicyBinding](w.bindings)
-	problems, err := w.Check.compare(ctx, policies, bindings)
+	state, err := w.Check.assess(ctx, policies, bindings)
 	if err != nil {
 		return unknown(text.Line(err.Error(), telemetry.MaxLogged))
 	}
-	revocation, err := w.Check.compareRevocation(ctx, policies, bindings)
+	revocation, err := w.Check.assessRevocation(ctx, state, policies, bindings)
 	if err != nil {
 		return unknown(text.Line(err.Error(), telemetry.MaxLogged))
 	}
-	revocation = w.lasting(revocation)
 	switch {
-	case len(problems) > 0:
+	case len(state.Problems) > 0:
 		w.since, w.passed = time.Time{}, 0
 	case w.since.IsZero():
 		w.since = time.Now()
 	case w.passed > 1:
-		problems = []PolicyProblem{{provenPolicy, PolicyNotEffective, "policy and binding are there, and the API server lets a hello be approved: is its admission plugin ValidatingAdmissionPolicy on?"}}
+		state.Problems = []PolicyProblem{{approvalPolicy, PolicyNotEffective, "policy and binding are there, and the API server lets a hello be approved: is its admission plugin ValidatingAdmissionPolicy on?"}}
+		state.Consequence, state.Remedy = consequenceApproval, remedyAPI
 	}
-	consequence := "Requests can be approved without attestation: apply the release's policies with your overlay (docs/controller-configuration.md)"
-	if len(problems) == 0 {
-		consequence = "Revoked certificates may be accepted: apply packaging/kubernetes-revocation again with your overlay (docs/cluster-setup.md#revocation)"
+	if len(state.Problems) == 0 {
+		state.Consequence, state.Remedy = "Revoked certificates may be accepted", remedyRevocation
 	}
-	problems = append(problems, revocation...)
+	state.Problems = append(state.Problems, w.lasting(revocation)...)
+	v := func(status corev1.ConditionStatus, reason, message string) verdict {
+		return verdict{telemetry.Verdict{Status: status, Reason: reason, Message: message}, state.Problems}
+	}
 	switch {
-	case LocksOut(problems):
-		return verdict{telemetry.Verdict{Status: corev1.ConditionFalse, Reason: ReasonPoliciesLockNodesOut, Message: describe(problems) + ". No node gets a certificate: " + LockOutRemedy}, problems}
+	case LocksOut(state.Problems):
+		return v(corev1.ConditionFalse, ReasonPoliciesLockNodesOut, describe(state.Problems)+". No node gets a certificate: "+LockOutRemedy)
+	case w.Check.Audit && len(state.Problems) > 0:
+		return v(corev1.ConditionUnknown, ReasonPoliciesAudit, "nothing depends on the policies in audit mode; not in force: "+describe(state.Problems))
 	case w.Check.Audit:
-		message := "nothing depends on the policies in audit mode"
-		if len(problems) > 0 {
-			message += "; not in force: " + describe(problems)
-		}
-		return verdict{telemetry.Verdict{Status: corev1.ConditionUnknown, Reason: ReasonPoliciesAudit, Message: message}, problems}
-	case len(problems) > 0:
-		return verdict{telemetry.Verdict{Status: corev1.ConditionFalse, Reason: ReasonPoliciesNotInForce, Message: describe(problems) + ". " + consequence}, problems}
+		return v(corev1.ConditionUnknown, ReasonPoliciesAudit, "nothing depends on the policies in audit mode")
+	case len(state.Problems) > 0:
+		return v(corev1.ConditionFalse, ReasonPoliciesNotInForce, state.String())
 	}
-	return verdict{telemetry.Verdict{Status: corev1.ConditionTrue, Reason: ReasonPoliciesInForce, Message: "the policies and their bindings are the release's"}, nil}
+	return v(corev1.ConditionTrue, ReasonPoliciesInForce, state.String())
 }
 
 // lasting returns the problems, except alterations that are newer than alteredGrace.

@@ -3,17 +3,13 @@
 package preflight
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
-	authenticationv1 "k8s.io/api/authentication/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/policyset"
 )
@@ -188,127 +184,4 @@ func bindingProblem(want, got *admissionv1.ValidatingAdmissionPolicyBindingSpec)
 		return PolicyNotDenying, "validationActions: lack Deny"
 	}
 	return "", ""
-}
-
-// PolicyCheck compares the admission policies of one cluster with the release's.
-type PolicyCheck struct {
-	// Scope says which policies the cluster has to have.
-	Scope policyset.Scope
-	// Client must not read from a cache.
-	Client client.Client
-	// User is the user that the policies name as the controller. Default: the user of Client, by a
-	// SelfSubjectReview, which every authenticated user may create by default.
-	User string
-	// Others are the other controllers that the policies name.
-	Others []string
-	// Audit says that the controller is in audit mode: a policy that lets only it approve is then a
-	// problem. Optional.
-	Audit bool
-	// Rendered returns the spec that the controller last rendered for a policy of revoked
-	// certificates. If it returns nil, the policy must exist, and its content is not compared.
-	//
-	// Rendered is nil while revocation is off. Then its policies are ignored. A PolicyWatch reports
-	// their problems. Check does not, since enforcement of attestation does not depend on them.
-	Rendered func(name string) *admissionv1.ValidatingAdmissionPolicySpec
-
-	mu   sync.Mutex
-	self string
-}
-
-// Check reads policies and bindings, and returns their problems. It ignores those of revocation.
-func (c *PolicyCheck) Check(ctx context.Context) ([]PolicyProblem, error) {
-	var policies admissionv1.ValidatingAdmissionPolicyList
-	var bindings admissionv1.ValidatingAdmissionPolicyBindingList
-	for _, list := range []client.ObjectList{&policies, &bindings} {
-		if err := c.Client.List(ctx, list); err != nil {
-			return nil, fmt.Errorf("admission policies: %w", err)
-		}
-	}
-	return c.compare(ctx, policies.Items, bindings.Items)
-}
-
-func (c *PolicyCheck) compare(ctx context.Context, policies []admissionv1.ValidatingAdmissionPolicy, bindings []admissionv1.ValidatingAdmissionPolicyBinding) ([]PolicyProblem, error) {
-	release, err := policyset.Release(c.Scope)
-	if err != nil {
-		return nil, err
-	}
-	user, err := c.user(ctx)
-	if err != nil {
-		return nil, err
-	}
-	problems := compare(release, policies, bindings, append([]string{user}, c.Others...))
-	isProblem := func(p PolicyProblem) bool { return p.Policy == provenPolicy }
-	if c.Audit && len(c.Others) == 0 && release.Has(provenPolicy) && !slices.ContainsFunc(problems, isProblem) {
-		problems = append(problems, PolicyProblem{provenPolicy, PolicyLocksOut, "only the controller may approve, and in audit mode it approves nothing"})
-	}
-	return problems, nil
-}
-
-// LocksOut reports whether one of the problems keeps every node from getting a certificate.
-func LocksOut(problems []PolicyProblem) bool {
-	return slices.ContainsFunc(problems, func(p PolicyProblem) bool { return p.Problem == PolicyLocksOut })
-}
-
-// LockOutRemedy says what to do about PolicyLocksOut.
-const LockOutRemedy = "to enforce, end audit mode; to stay in it, delete this cluster's admission policies of the release, such as by kubectl delete --filename=packaging/kubernetes/policies.yaml (docs/adopting.md)"
-
-// compareRevocation returns the problems of the policies of revocation.
-func (c *PolicyCheck) compareRevocation(ctx context.Context, policies []admissionv1.ValidatingAdmissionPolicy, bindings []admissionv1.ValidatingAdmissionPolicyBinding) ([]PolicyProblem, error) {
-	release, err := c.revocation()
-	if release == nil || err != nil {
-		return nil, err
-	}
-	user, err := c.user(ctx)
-	if err != nil {
-		return nil, err
-	}
-	want := &policyset.Set{Bindings: release.Bindings}
-	for _, p := range release.Policies {
-		if policyset.IsFilled(&p) {
-			spec := c.Rendered(p.Name)
-			if at := slices.IndexFunc(policies, func(found admissionv1.ValidatingAdmissionPolicy) bool { return found.Name == p.Name }); spec == nil && at >= 0 {
-				spec = &policies[at].Spec
-			}
-			if spec != nil {
-				p.Spec = *spec
-			}
-		}
-		want.Policies = append(want.Policies, p)
-	}
-	return compare(want, policies, bindings, append([]string{user}, c.Others...)), nil
-}
-
-// user returns the user that the policies must name.
-func (c *PolicyCheck) user(ctx context.Context) (string, error) {
-	if c.User != "" {
-		return c.User, nil
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.self == "" {
-		review := &authenticationv1.SelfSubjectReview{}
-		if err := c.Client.Create(ctx, review); err != nil {
-			return "", fmt.Errorf("user name of the controller: %w", err)
-		}
-		c.self = review.Status.UserInfo.Username
-	}
-	return c.self, nil
-}
-
-// revocation returns the policies that the cluster must have for revocation, nil while that is off.
-func (c *PolicyCheck) revocation() (*policyset.Set, error) {
-	if c.Rendered == nil {
-		return nil, nil
-	}
-	return policyset.Revocation(c.Scope)
-}
-
-// isOurs reports whether a policy or a binding of that name is compared.
-func (c *PolicyCheck) isOurs(object client.Object) bool {
-	release, err := policyset.Release(c.Scope)
-	if err != nil {
-		return false
-	}
-	revocation, err := c.revocation()
-	return release.Has(object.GetName()) || err == nil && revocation.Has(object.GetName())
 }

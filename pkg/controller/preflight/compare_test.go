@@ -186,7 +186,7 @@ func TestRevocationPoliciesAreCompared(t *testing.T) {
 				return policy
 			}
 		}
-		problems, err := check.compareRevocation(t.Context(), found.Policies, found.Bindings)
+		problems, err := check.assessRevocation(t.Context(), &PolicyState{}, found.Policies, found.Bindings)
 		switch {
 		case err != nil:
 			t.Errorf("%s: %v", title, err)
@@ -230,43 +230,6 @@ func TestAlterationsThatLast(t *testing.T) {
 		expect(nil, false)
 		expect([]PolicyProblem{altered}, true) // altered again
 	})
-}
-
-// In audit mode the controller approves nothing. So the policy that lets only controllers approve
-// is a problem, if it is in force and names no other controller.
-func TestPoliciesLockOutInAuditMode(t *testing.T) {
-	for title, c := range map[string]struct {
-		audit   bool
-		others  []string
-		change  func(*policyset.Set)
-		problem bool
-	}{
-		"audit":                    {audit: true, problem: true},
-		"enforcement":              {},
-		"another controller":       {audit: true, others: []string{"system:serviceaccount:acme:controller"}},
-		"no policy":                {audit: true, change: func(s *policyset.Set) { s.Policies = nil }},
-		"no binding":               {audit: true, change: func(s *policyset.Set) { s.Bindings = nil }},
-		"the binding warns":        {audit: true, change: func(s *policyset.Set) { setActions(s, admissionv1.Warn) }},
-		"the policy names another": {audit: true, change: func(s *policyset.Set) { s.Policies[0].Spec.Variables[0].Expression = "['admin']" }},
-	} {
-		t.Run(title, func(t *testing.T) {
-			set := release(t, policyset.Alone).Clone()
-			if c.change != nil {
-				c.change(set)
-			}
-			check := &PolicyCheck{Scope: policyset.Alone, User: shippedController, Others: c.others, Audit: c.audit}
-			problems, err := check.compare(t.Context(), set.Policies, set.Bindings)
-			if err != nil || LocksOut(problems) != c.problem {
-				t.Errorf("%v, %v", problems, err)
-			}
-		})
-	}
-}
-
-func setActions(s *policyset.Set, actions ...admissionv1.ValidationAction) {
-	for i := range s.Bindings {
-		s.Bindings[i].Spec.ValidationActions = actions
-	}
 }
 
 // Additional entries are allowed in these lists: they are harmless, or the operator's decision.

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/internal/statuspatch"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/policyset"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
 )
 
@@ -84,8 +85,12 @@ func (w *PolicyWatch) refuses(ctx context.Context, name string) (bool, error) {
 	if err == nil {
 		return false, nil
 	}
-	if (apierrors.IsForbidden(err) || apierrors.IsInvalid(err)) && strings.Contains(err.Error(), "ValidatingAdmissionPolicy '"+provenPolicy+"'") {
-		return true, nil
+	if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) {
+		for _, policy := range []string{approvalPolicy, approvalPolicy + policyset.Suffix} {
+			if strings.Contains(err.Error(), "ValidatingAdmissionPolicy '"+policy+"'") {
+				return true, nil
+			}
+		}
 	}
 	return false, err
 }
