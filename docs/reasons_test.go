@@ -33,6 +33,8 @@ var carriers = []string{
 	"d.Refusals.Reason", "decision.Refusals.Reason", "warning.Reason", "v.reason", "v.Reason", "refusal.Reason",
 	// of an API error, and what an operator wrote
 	"metav1.StatusReasonForbidden", "m.by.Spec.Reason", "m.suspension.Spec.Reason", "before.Reason", "by.Reason", "a.Reason",
+	// the text of a webhook's answer
+	"d.Cause.message",
 }
 
 // emittedReasons finds reasons in the code without running it.

@@ -16,7 +16,8 @@ const (
 	MissingRight Refusal = iota
 	// Suspended says that an operator suspended the machine.
 	Suspended
-	// Revoked says that an operator revoked the certificate.
+	// Revoked says that an operator revoked the certificate, or that no record names it and the
+	// cluster requires that. The node has to attest for a new one.
 	Revoked
 	// ByAdmission says that another admission policy or a webhook refuses the request.
 	ByAdmission
@@ -27,7 +28,7 @@ func ClassifyRefusal(message string) Refusal {
 	switch {
 	case strings.Contains(message, attestation.MessageSuspended):
 		return Suspended
-	case strings.Contains(message, attestation.MessageRevoked):
+	case strings.Contains(message, attestation.MessageRevoked), strings.Contains(message, attestation.MessageUnrecorded):
 		return Revoked
 	case strings.Contains(message, "denied request: "), strings.Contains(message, "denied the request"): // a policy, a webhook
 		return ByAdmission

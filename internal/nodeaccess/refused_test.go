@@ -15,6 +15,7 @@ func TestRefusedRemedy(t *testing.T) {
 	for message, want := range map[string]string{
 		policy + attestation.MessageSuspended + ": stolen": "kubectl attest resume",
 		policy + attestation.MessageRevoked:                "signerName",
+		policy + attestation.MessageUnrecorded:             "signerName",
 		policy + "not on a Tuesday":                        "admission policy",
 		`admission webhook "w" denied the request: no`:     "admission policy",
 		`certificatesigningrequests.certificates.k8s.io is forbidden: User "system:bootstrap:abcdef" cannot create resource "certificatesigningrequests"`: "node-attestation-requester",

@@ -90,7 +90,7 @@ or SIGINT.`,
 		i.logFormat.apply(i.Stderr, verbosity)
 		return err
 	}
-	root.AddCommand(i.versionCommand(), i.verifyCommand(), i.inventoryCommand(), i.configCommand(), i.policiesCommand())
+	root.AddCommand(i.versionCommand(), i.verifyCommand(), i.inventoryCommand(), i.configCommand(), i.policiesCommand(), i.authorizerCommand())
 	return root
 }
 

@@ -40,6 +40,16 @@ func write(t *testing.T, content string) string {
 var inManagement = strings.NewReplacer("clusterUID: c\n", "clusterAPI: {ekSources: [Annotation]}\n", "signing: {mode: Sign, secretName: ca}", "signing: {mode: Sign}",
 	"inventory: {file: /inventory.yaml}\n", "").Replace(good)
 
+// authorizerArgs are the required flags of the authorizer, with files that do not exist.
+func authorizerArgs(t *testing.T) []string {
+	t.Helper()
+	missing := filepath.Join(t.TempDir(), "missing")
+	return []string{
+		"authorizer", "--listen=127.0.0.1:0", "--health-listen=127.0.0.1:0", "--kubeconfig=" + missing, "--state-file=" + missing,
+		"--tls-cert-file=" + missing, "--tls-private-key-file=" + missing, "--client-ca-file=" + missing,
+	}
+}
+
 func TestExitCodes(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "") // not in a pod
 	for name, c := range map[string]struct {
@@ -66,6 +76,10 @@ func TestExitCodes(t *testing.T) {
 		"software for a TPM":   {[]string{"--config", write(t, strings.Replace(inManagement, "ekSources: [Annotation]", "trustOnFirstUse: true", 1))}, CodeConfiguration, "clusterAPI.trustAnyTPM: true"},
 		"a filter for nothing": {[]string{"--config", write(t, good), "--watch-filter=x"}, cli.CodeUsage, "--watch-filter"},
 		"unexpanded variables": {[]string{"--config", write(t, good), "--leader-identity=$(POD_NAME)_$(POD_UID)"}, cli.CodeUsage, "--leader-identity"},
+		"no file of a webhook": {[]string{"authorizer", "--kubeconfig=a"}, cli.CodeUsage, "--tls-cert-file is required"},
+		"an unknown mode":      {append(authorizerArgs(t), "--strict=yes"), cli.CodeUsage, `--strict: "yes"`},
+		"no serving key":       {authorizerArgs(t), CodeConfiguration, "serving certificate"},
+		"no unattested nodes":  {append(authorizerArgs(t), "--unattested-nodes-from=/nonexistent"), CodeConfiguration, "/nonexistent"},
 		"no Cluster API here":  {[]string{"--config", write(t, inManagement)}, CodeConfiguration, "clusterAPI"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/lastgood"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
 // maxConfigSize bounds the configuration file, in bytes: a ConfigMap has at most 1 MiB.
@@ -68,4 +69,20 @@ func (r *Reloader) Refresh(now time.Time) {
 // without returns the names that are not in other.
 func without(names, other []string) []string {
 	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return slices.Contains(other, name) })
+}
+
+// UnattestedFile returns the unattestedNodes of a configuration file, for a program that needs no
+// other field. It reads the file again after maxAge. It does not check other fields: they name
+// files that may be on another machine.
+func UnattestedFile(path string, maxAge time.Duration) *lastgood.File[[]string] {
+	return &lastgood.File[[]string]{
+		Name: "configuration file", Path: path, MaxSize: maxConfigSize, MaxAge: maxAge,
+		Parse: func(data []byte) ([]string, error) {
+			c, err := Parse(data)
+			if err == nil {
+				err = (&verifier.Rules{}).SetUnattestedNodes(c.UnattestedNodes)
+			}
+			return c.UnattestedNodes, err
+		},
+	}
 }

@@ -87,3 +87,33 @@ func TestReload(t *testing.T) {
 		t.Errorf("without a file: %v, %v", r.Problem(), r.LastRead())
 	}
 }
+
+// Another program reads the unattestedNodes alone. Files that other fields name need not exist.
+func TestUnattestedFile(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	head := "apiVersion: " + APIVersion + "\nkind: " + Kind + "\ninventory: {file: /nonexistent}\n"
+	file, now := UnattestedFile(path, time.Second), time.Now()
+	if _, err := file.Get(now); err == nil {
+		t.Error("there is no file")
+	}
+	for i, c := range []struct {
+		content string
+		valid   bool
+		names   []string
+	}{
+		{head, true, nil},
+		{head + "unattestedNodes: [a, b]\n", true, []string{"a", "b"}},
+		{head + "unattestedNodes: ['*']\n", false, []string{"a", "b"}},
+		{head + "unattestedNode: [c]\n", false, []string{"a", "b"}},
+		{head + "unattestedNodes: [c]\n", true, []string{"c"}},
+	} {
+		if err := os.WriteFile(path, []byte(c.content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		names, err := file.Get(now.Add(time.Duration(i+1) * time.Second))
+		if err != nil || !slices.Equal(names, c.names) || (file.Problem() == nil) != c.valid {
+			t.Errorf("%s: %q, %v, %v", c.content, names, err, file.Problem())
+		}
+	}
+}

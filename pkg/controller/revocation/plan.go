@@ -390,35 +390,14 @@ func (p *planner) mark(record *v1alpha1.NodeAttestation) {
 	}
 }
 
-// nameSuspended collects the names of suspended nodes, from records, from certificates and from the
-// suspensions. A name is not suspended if the record of another machine has it: a machine can be
-// replaced under its node name, and another cluster can have a node of the same name.
+// nameSuspended collects the names of suspended nodes, and marks their certificates.
 func (p *planner) nameSuspended() {
-	names, taken := map[string]bool{}, map[string]bool{}
-	for _, s := range p.suspensions {
-		names[s.Spec.NodeName] = true
-	}
-	for i := range p.records {
-		if p.suspended[ekOf(&p.records[i])] != nil {
-			names[p.records[i].Spec.NodeName] = true
-		} else {
-			taken[p.records[i].Spec.NodeName] = true
-		}
-	}
-	for _, c := range p.entries {
-		if c.Suspended {
-			names[c.NodeName] = true
-		}
-	}
-	delete(names, "")
-	for name := range taken {
-		delete(names, name)
-	}
-	p.suspendedNodes = slices.Sorted(maps.Keys(names))
+	p.suspendedNodes = SuspendedNodes(p.suspensions, p.records, maps.Values(p.entries))
 	// A list with a policy may have any one of a node's certificates, so each has this mark.
 	suspended := map[string]bool{}
 	for _, c := range p.entries {
-		suspended[c.NodeName] = suspended[c.NodeName] || c.Suspended && names[c.NodeName]
+		_, named := slices.BinarySearch(p.suspendedNodes, c.NodeName)
+		suspended[c.NodeName] = suspended[c.NodeName] || c.Suspended && named
 	}
 	for sum, c := range p.entries {
 		c.NodeSuspended = suspended[c.NodeName]
@@ -436,7 +415,7 @@ func (p *planner) nameSuspended() {
 func (p *planner) fill() {
 	type content struct{ certificates, nameBytes int }
 	used := map[int32]content{}
-	nameLength := func(c v1alpha1.RevokedCertificate) int { return len("'',") + len(userPrefix) + len(c.NodeName) }
+	nameLength := func(c v1alpha1.RevokedCertificate) int { return len("'',") + len(UserPrefix) + len(c.NodeName) }
 	put := func(number int32, sum string) {
 		u := used[number]
 		used[number] = content{u.certificates + 1, u.nameBytes + nameLength(p.entries[sum])}

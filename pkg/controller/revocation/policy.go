@@ -27,17 +27,18 @@ const (
 	maxCurrent = 3 * SliceCapacity
 	// maxNames is the maximum length of a list of names in an expression, in code points.
 	maxNames = 99_000
-	// userPrefix begins the user name of a node, and x509Prefix the credential ID of a certificate.
-	userPrefix, x509Prefix = "system:node:", "X509SHA256="
+	// UserPrefix begins the user name of a node, and CredentialPrefix the credential ID of a
+	// certificate, which ends with the fingerprint.
+	UserPrefix, CredentialPrefix = "system:node:", "X509SHA256="
 )
 
 // PolicyName returns the name of the policy for the list of that number, and of the policy's
 // binding.
 func PolicyName(number int32) string { return fmt.Sprintf("node-attestation-revoked-%02d", number) }
 
-// credentialIDs is the key in a requester's extra that has the fingerprint of its client
+// ExtraCredentialIDs is the key in a requester's extra that has the fingerprint of its client
 // certificate, since Kubernetes 1.32.
-const credentialIDs = "authentication.kubernetes.io/credential-id"
+const ExtraCredentialIDs = "authentication.kubernetes.io/credential-id"
 
 var (
 	fingerprintPattern = regexp.MustCompile(`^[0-9a-f]{64}$`)
@@ -58,7 +59,7 @@ var (
 // Without revoked certificates, the policy matches no resource, and the API server does not
 // evaluate it.
 func RenderPolicy(list v1alpha1.RevocationSliceSpec, signers []string) (admissionv1.ValidatingAdmissionPolicySpec, error) {
-	r, err := requestersOf(list)
+	r, err := RequestersOf(list)
 	if err != nil {
 		return admissionv1.ValidatingAdmissionPolicySpec{}, err
 	}
@@ -68,15 +69,15 @@ func RenderPolicy(list v1alpha1.RevocationSliceSpec, signers []string) (admissio
 		}
 	}
 	condition := ""
-	if len(r.nodes) > 0 {
-		condition = "has(request.userInfo.username) && request.userInfo.username in " + listOf(r.nodes)
+	if len(r.Nodes) > 0 {
+		condition = "has(request.userInfo.username) && request.userInfo.username in " + listOf(r.Nodes)
 	}
 	constraints, conditions := match("revoked", condition)
 	variables := []admissionv1.Variable{
 		// Users that are impersonated have no credential.
-		{Name: "credentials", Expression: fmt.Sprintf("has(request.userInfo.extra) && '%[1]s' in request.userInfo.extra\n  ? request.userInfo.extra['%[1]s'] : []", credentialIDs)},
-		{Name: "suspendedNode", Expression: "request.userInfo.username in " + listOf(r.suspendedNodes)},
-		{Name: "suspended", Expression: "variables.suspendedNode || " + hasCredentialIn(r.suspended)},
+		{Name: "credentials", Expression: fmt.Sprintf("has(request.userInfo.extra) && '%[1]s' in request.userInfo.extra\n  ? request.userInfo.extra['%[1]s'] : []", ExtraCredentialIDs)},
+		{Name: "suspendedNode", Expression: "request.userInfo.username in " + listOf(r.SuspendedNodes)},
+		{Name: "suspended", Expression: "variables.suspendedNode || " + hasCredentialIn(r.Suspended)},
 		// This exception is safe: the controller decides by evidence, and issues certificates
 		// only for the machine's own node name.
 		{Name: "attesting", Expression: "request.operation == 'CREATE' && (!has(request.subResource) || request.subResource == '')\n" +
@@ -85,7 +86,7 @@ func RenderPolicy(list v1alpha1.RevocationSliceSpec, signers []string) (admissio
 	}
 	// One expression has room for SliceCapacity fingerprints.
 	isCurrent := "false"
-	for i, part := range slices.Collect(slices.Chunk(slices.Sorted(slices.Values(r.current)), SliceCapacity)) {
+	for i, part := range slices.Collect(slices.Chunk(slices.Sorted(slices.Values(r.Current)), SliceCapacity)) {
 		name := fmt.Sprintf("current%d", i+1)
 		variables = append(variables, admissionv1.Variable{Name: name, Expression: hasCredentialIn(part)})
 		isCurrent += " || variables." + name
@@ -103,34 +104,40 @@ func RenderPolicy(list v1alpha1.RevocationSliceSpec, signers []string) (admissio
 	}, nil
 }
 
-// requesters are the user names and credential IDs in a policy.
-type requesters struct {
-	// nodes are the nodes with a revoked certificate. suspendedNodes are those of them whose
+// Requesters are the user names and credential IDs in a list. Its policy refuses the writes of
+// Nodes, except with one of Current. The authorizer refuses their reads, too.
+type Requesters struct {
+	// Nodes are the nodes with a revoked certificate. SuspendedNodes are those of them whose
 	// machine is suspended: each certificate of theirs that is not current counts as suspended.
-	nodes, suspendedNodes []string
-	// suspended are suspended certificates of the other nodes. current are the certificates that
-	// may write.
-	suspended, current []string
+	Nodes, SuspendedNodes []string
+	// Revoked are the revoked certificates. Suspended are those of them that are suspended and of
+	// other nodes than SuspendedNodes.
+	Revoked, Suspended []string
+	// Current are the certificates that may be used.
+	Current []string
 }
 
-func requestersOf(list v1alpha1.RevocationSliceSpec) (r requesters, err error) {
+// RequestersOf returns the requesters in a list. It refuses text that is no name of a node or no
+// fingerprint.
+func RequestersOf(list v1alpha1.RevocationSliceSpec) (r Requesters, err error) {
 	for _, c := range list.Certificates {
 		if !nodeNamePattern.MatchString(c.NodeName) || !fingerprintPattern.MatchString(c.SHA256) {
 			return r, fmt.Errorf("invalid fingerprint %.80q or node name %.80q", c.SHA256, c.NodeName)
 		}
-		r.nodes = append(r.nodes, userPrefix+c.NodeName)
+		user, credential := UserPrefix+c.NodeName, CredentialPrefix+c.SHA256
+		r.Nodes, r.Revoked = append(r.Nodes, user), append(r.Revoked, credential)
 		switch {
 		case c.NodeSuspended:
-			r.suspendedNodes = append(r.suspendedNodes, userPrefix+c.NodeName)
+			r.SuspendedNodes = append(r.SuspendedNodes, user)
 		case c.Suspended:
-			r.suspended = append(r.suspended, x509Prefix+c.SHA256)
+			r.Suspended = append(r.Suspended, credential)
 		}
 	}
 	for _, c := range list.Current {
 		if !fingerprintPattern.MatchString(c.SHA256) {
 			return r, fmt.Errorf("invalid fingerprint %.80q", c.SHA256)
 		}
-		r.current = append(r.current, x509Prefix+c.SHA256)
+		r.Current = append(r.Current, CredentialPrefix+c.SHA256)
 	}
 	return r, nil
 }

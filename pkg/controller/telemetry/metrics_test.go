@@ -3,6 +3,7 @@
 package telemetry
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -48,6 +49,11 @@ var all = sync.OnceValues(func() (*ClusterMetrics, *Metrics) {
 		panic(err)
 	}
 	records.Start("file") // gives both counters a sample
+	denials, err := NewAuthorizerMetrics()
+	if err = errors.Join(err, denials.Age(func() time.Duration { return time.Second })); err != nil {
+		panic(err)
+	}
+	denials.Denied("revoked", false)
 	return state, decisions
 })
 

@@ -3,6 +3,7 @@
 package telemetry
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -17,6 +18,8 @@ type WatchErrors struct {
 	Log logr.Logger
 	// Message names the right, and what does not work without it.
 	Message string
+	// See is the file with the right. Default: packaging/kubernetes/rbac.yaml.
+	See string
 	// Remind is the time between two log lines about the missing right. Required.
 	Remind time.Duration
 
@@ -30,6 +33,6 @@ func (w *WatchErrors) Handle(ctx context.Context, reflector *toolscache.Reflecto
 		return
 	}
 	if w.logged.MarkReported("", "", time.Now(), w.Remind) {
-		w.Log.Error(nil, w.Message+", see packaging/kubernetes/rbac.yaml", "cause", err.Error())
+		w.Log.Error(nil, w.Message+", see "+cmp.Or(w.See, "packaging/kubernetes/rbac.yaml"), "cause", err.Error())
 	}
 }
