@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -30,8 +31,9 @@ func (cp *ControlPlane) APIServer() *APIServer { return cp.own }
 
 // AddAPIServer starts one more API server for the same objects, like that of a second control plane
 // node. It has the same etcd, authorities, service account keys and flags. extraArgs are added; of
-// a flag given twice the last one counts. It returns when requests work. Stop of the control plane
-// stops it, too. Its audit log is beside the first one's; Audit does not read it.
+// a flag given twice the last one counts. --authorization-config takes the place of the modes Node
+// and RBAC. It returns when requests work. Stop of the control plane stops it, too. Its audit log
+// is beside the first one's; Audit does not read it.
 func (cp *ControlPlane) AddAPIServer(ctx context.Context, extraArgs ...string) (*APIServer, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -72,7 +74,6 @@ func (cp *ControlPlane) newAPIServer(extraArgs []string) (*APIServer, error) {
 		"--tls-cert-file=" + cp.path("serving.crt"),
 		"--tls-private-key-file=" + cp.path("serving.key"),
 		"--client-ca-file=" + cp.path("client-ca.crt"),
-		"--authorization-mode=Node,RBAC",
 		"--enable-admission-plugins=NodeRestriction",
 		"--enable-bootstrap-token-auth=true",
 		"--service-account-issuer=" + serviceAccounts,
@@ -85,16 +86,25 @@ func (cp *ControlPlane) newAPIServer(extraArgs []string) (*APIServer, error) {
 		"--audit-log-mode=blocking",
 		"--audit-log-maxsize=10000", // MB; Audit reads one file, so do not rotate
 	}
+	extraArgs = slices.Concat(cp.apiServerArgs, extraArgs)
+	// An API server takes either the file or the modes.
+	if !slices.ContainsFunc(extraArgs, isAuthorizationConfig) {
+		args = append(args, "--authorization-mode=Node,RBAC")
+	}
 	s := &APIServer{cp: cp, addr: addr}
 	s.command = Command{
 		Path:    cp.components.APIServer,
-		Args:    slices.Concat(args, cp.apiServerArgs, extraArgs),
+		Args:    append(args, extraArgs...),
 		LogFile: cp.path(log),
 	}
 	if s.client, err = kubernetes.NewForConfig(s.AdminConfig()); err != nil {
 		return nil, fmt.Errorf("make the admin client: %w", err)
 	}
 	return s, nil
+}
+
+func isAuthorizationConfig(arg string) bool {
+	return strings.HasPrefix(arg, "--authorization-config=")
 }
 
 // URL returns the API server's URL.

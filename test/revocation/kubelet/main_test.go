@@ -16,15 +16,11 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/swtpm"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
@@ -37,10 +33,6 @@ const (
 	module = "../../.."
 	// checkInterval is the shortest that the plugin takes.
 	checkInterval = 10 * time.Second
-	// busy has the kubelet call the API server each second, as one with many pods does. It asks its
-	// plugin only before a call, and an idle one makes one each 10 s. The Lease is renewed every 10
-	// s all the same.
-	busy = "nodeStatusUpdateFrequency: 1s\n"
 )
 
 // programs are the paths of what the tests start.
@@ -153,85 +145,14 @@ func (b *bed) admit(t *testing.T, documents []byte) {
 
 // node is a machine with a real kubelet.
 type node struct {
-	*harness.Machine
+	*harness.KubeletNode
 }
 
 // newNode returns one that is ready, and has lost the token that it got its first certificate with.
 func newNode(t *testing.T, name string) *node {
 	t.Helper()
-	n := &node{harness.NewMachine(t, built.plugin, name, swtpm.Options{Certified: []string{"ecc-p256"}})}
-	file := filepath.Join(n.Dir, "config.yaml")
-	harness.WriteFile(t, file, fmt.Appendf(nil, "apiVersion: authenticator.cluster.x-k8s.io/v1alpha1\nkind: KubeletAuthenticatorConfiguration\nprovider: tpm\ncheckInterval: %s\n", checkInterval))
-	n.Args = []string{"--config=" + file}
-	shared.admit(t, harness.Inventory(t, n.Machine))
-	token, err := shared.CreateBootstrapToken(t.Context(), 10*time.Minute)
-	harness.Must(t, err)
-	harness.Must(t, shared.WriteKubeconfig(n.Bootstrap, testbed.TokenUser(token)))
-
-	kubelet, err := testbed.StartKubelet(t.Context(), testbed.KubeletOptions{
-		Components: built.kubelet, NodeName: name, Config: busy,
-		Kubeconfig: shared.ExecKubeconfig("client.authentication.k8s.io/v1", built.plugin, n.Flags(), nil, true),
-	})
-	harness.Must(t, err)
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Log(kubelet.LogTail())
-			if log, err := os.ReadFile(n.Certs().File(cache.LogFile)); err == nil {
-				t.Logf("--- worker ---\n%s", log)
-			}
-		}
-		if err := kubelet.Remove(); err != nil {
-			t.Error(err)
-		}
-		harness.KillWorker(t, n.Certs())
-	})
-	harness.Eventually(t, time.Minute, name+" is ready, and has a Lease", func() bool {
-		why, err := harness.NotReady(t.Context(), shared.Client(), name)
-		if err != nil || why != "" {
-			return false
-		}
-		_, err = shared.Client().CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(t.Context(), name, metav1.GetOptions{})
-		return err == nil
-	})
-	harness.Must(t, os.Remove(n.Bootstrap))
-	n.ages(t)
-	return n
-}
-
-// ages has the plugin take the first certificate for one of an hour ago. After two within ten
-// minutes it starts no worker for 30 s and more, not even for a report.
-func (n *node) ages(t *testing.T) {
-	t.Helper()
-	harness.WorkerEnds(t, n.Certs())
-	lock, err := n.Certs().WaitLock(t.Context())
-	harness.Must(t, err)
-	defer lock.Unlock()
-	state, err := n.Certs().State()
-	harness.Must(t, err)
-	state.Issued = state.Issued.Add(-time.Hour)
-	harness.Must(t, lock.SetState(state))
-}
-
-// pair is the certificate and the key that the plugin hands out.
-func (n *node) pair(t *testing.T) *cache.Pair {
-	t.Helper()
-	pair, err := n.Certs().Current()
-	harness.Must(t, err)
-	return pair
-}
-
-// credential copies the node's certificate and key, as a thief does.
-func (n *node) credential(t *testing.T) harness.Credential {
-	t.Helper()
-	pair := n.pair(t)
-	return harness.Credential{Node: n.Name, Config: &rest.Config{
-		Host: shared.ServerURL(), QPS: -1,
-		TLSClientConfig: rest.TLSClientConfig{CAData: shared.ServerCA(), CertData: pair.Chain, KeyData: pair.Key},
-	}}
-}
-
-// nextSecond waits for the next second: what was issued in the second of a revocation does not
-// count as issued before it.
-func nextSecond() {
-	time.Sleep(time.Until(time.Now().Truncate(time.Second).Add(time.Second + 10*time.Millisecond)))
+	m := harness.NewMachine(t, built.plugin, name, swtpm.Options{Certified: []string{"ecc-p256"}})
+	return &node{harness.StartKubeletNode(t, m, harness.KubeletNodeOptions{
+		Cluster: shared.ControlPlane, Components: built.kubelet, CheckInterval: checkInterval, Admit: shared.admit,
+	})}
 }

@@ -40,7 +40,7 @@ func rotate(t *testing.T, spread int32, change func(*v1alpha1.NodeRevocationSpec
 		Cluster: controllerprocess.ClusterUID, Mode: v1alpha1.RevokeAfterRenewal, Reason: "rotation", SpreadSeconds: &spread,
 	}
 	change(&r.Spec)
-	nextSecond()
+	harness.NextSecond()
 	harness.Must(t, shared.client.Create(t.Context(), r))
 	return r
 }
@@ -50,7 +50,7 @@ func rotate(t *testing.T, spread int32, change func(*v1alpha1.NodeRevocationSpec
 func TestRotatedKubelet(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, "rotated")
-	old, before := n.credential(t), n.pair(t).Fingerprint()
+	old, before := n.Credential(t), n.Pair(t).Fingerprint()
 	p := harness.WatchNode(t, shared.Client(), n.Name)
 	api := old.Client(t)
 	harness.Must(t, tryWrite(t.Context(), api, n.Name))
@@ -59,7 +59,7 @@ func TestRotatedKubelet(t *testing.T) {
 	began := time.Now()
 	var renewed, reported time.Duration
 	harness.Eventually(t, 40*time.Second, "the node says that it uses another certificate", func() bool {
-		now := n.pair(t).Fingerprint()
+		now := n.Pair(t).Fingerprint()
 		if now != before && renewed == 0 {
 			renewed = time.Since(began)
 		}

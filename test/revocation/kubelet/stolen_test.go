@@ -7,10 +7,6 @@ import (
 	"context"
 	"encoding/pem"
 	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -115,48 +111,13 @@ func (s *thief) goesOn(ctx context.Context, node string) {
 	}
 }
 
-// stamped notes when a program first printed some text.
-type stamped struct {
-	out  bytes.Buffer
-	text string
-	at   time.Time
-}
-
-func (s *stamped) Write(p []byte) (int, error) {
-	n, err := s.out.Write(p)
-	if s.at.IsZero() && bytes.Contains(s.out.Bytes(), []byte(s.text)) {
-		s.at = time.Now()
-	}
-	return n, err
-}
-
-// kubectlAttest runs kubectl, which finds the command in its path. It returns when it printed a
-// text.
-func kubectlAttest(t *testing.T, text string, args ...string) time.Time {
-	t.Helper()
-	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	harness.Must(t, shared.WriteKubeconfig(kubeconfig, shared.AdminUser()))
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	out := &stamped{text: text}
-	cmd := exec.CommandContext(ctx, shared.Kubectl(), append([]string{"attest"}, args...)...)
-	cmd.Env = append(os.Environ(), "PATH="+built.commands+":"+os.Getenv("PATH"), "KUBECONFIG="+kubeconfig)
-	cmd.Stdout, cmd.Stderr = out, out
-	err := cmd.Run()
-	t.Logf("kubectl attest %s\n%s", strings.Join(args, " "), &out.out)
-	if err != nil || out.at.IsZero() {
-		t.Fatalf("%v, or it did not print %q", err, text)
-	}
-	return out.at
-}
-
 // The key of a real kubelet is stolen, and revoked by the command. The thief loses every write at
 // each API server. The node is back with a new certificate by its evidence, without a token. The
 // thief is not.
 func TestStolenKeyOfKubelet(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, "stolen")
-	stolen, before := n.credential(t), n.pair(t)
+	stolen, before := n.Credential(t), n.Pair(t)
 	thieves := []*thief{
 		{name: "first API server", api: stolen.Client(t), refused: map[string]time.Time{}},
 		{name: "second API server", api: stolen.At(shared.second.URL()).Client(t), refused: map[string]time.Time{}},
@@ -178,7 +139,7 @@ func TestStolenKeyOfKubelet(t *testing.T) {
 	p := harness.WatchNode(t, shared.Client(), n.Name)
 	harness.Eventually(t, 45*time.Second, "the Lease is renewed", func() bool { return p.Count() > 0 })
 
-	nextSecond()
+	harness.NextSecond()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	var wait sync.WaitGroup
@@ -186,7 +147,7 @@ func TestStolenKeyOfKubelet(t *testing.T) {
 		wait.Go(func() { s.goesOn(ctx, n.Name) })
 	}
 	began := time.Now()
-	created := kubectlAttest(t, "created", "revoke", n.Name, "--reason=key stolen", "--yes", "--wait=false")
+	created := harness.KubectlAttest(t, shared.ControlPlane, built.commands, "created", "revoke", n.Name, "--reason=key stolen", "--yes", "--wait=false")
 	wait.Wait()
 	var everywhere time.Time // when each API server refused each write
 	for _, s := range thieves {
@@ -221,7 +182,7 @@ func TestStolenKeyOfKubelet(t *testing.T) {
 		}
 		return renewed
 	})
-	if n.pair(t).Fingerprint() == before.Fingerprint() {
+	if n.Pair(t).Fingerprint() == before.Fingerprint() {
 		t.Error("the node has the revoked certificate")
 	}
 	n.mustHaveRenewedWith(t, before.Fingerprint(), len(hellos)+len(proofs))
@@ -256,7 +217,7 @@ func (n *node) mustHaveRenewedWith(t *testing.T, fingerprint string, since int) 
 			if (tpmprovider.Provider{}).OriginAK(r.Annotations[attestation.AnnotationOrigin], &r) == "" {
 				t.Errorf("%s does not show which TPM it comes from: %q", r.Name, r.Annotations)
 			}
-			if now, _ := pem.Decode(n.pair(t).Chain); now == nil || !bytes.Contains(r.Status.Certificate, pem.EncodeToMemory(now)) {
+			if now, _ := pem.Decode(n.Pair(t).Chain); now == nil || !bytes.Contains(r.Status.Certificate, pem.EncodeToMemory(now)) {
 				t.Errorf("%s: the certificate that was issued is not the node's", r.Name)
 			}
 		}

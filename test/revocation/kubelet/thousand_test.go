@@ -335,7 +335,7 @@ func TestThousand(t *testing.T) {
 	for i, s := range all {
 		certificates[i].before = s.current.Load().Credential
 	}
-	certificates[len(all)].before = kubelet.credential(t)
+	certificates[len(all)].before = kubelet.Credential(t)
 	pulse := harness.WatchNode(t, shared.Client(), kubelet.Name)
 	began = time.Now()
 	pause(ctx, 3*leaseInterval) // what the nodes ask for without a rotation is measured
@@ -356,7 +356,7 @@ func TestThousand(t *testing.T) {
 	for i, s := range all {
 		certificates[i].after = s.current.Load().Credential
 	}
-	certificates[len(all)].after = kubelet.credential(t)
+	certificates[len(all)].after = kubelet.Credential(t)
 	harness.Must(t, fleet.Each(len(certificates), func(i int) error { return certificates[i].check(ctx) }))
 	stop()
 	wait.Wait()
