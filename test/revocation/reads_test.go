@@ -288,8 +288,9 @@ func awaitEvent(w watch.Interface, wanted func(watch.Event) bool) error {
 	}
 }
 
-// How long a watch lasts is what its client asks for. --min-request-timeout, 30 minutes by default,
-// is only for clients that ask for nothing: theirs lasts up to twice as long.
+// How long a watch lasts is what its client asks for, also beyond the end of its certificate.
+// --min-request-timeout, 30 minutes by default, is only for clients that ask for nothing: theirs
+// lasts up to twice as long. A restart of the API server ends each watch.
 func TestWatchesLastAsTheClientAsks(t *testing.T) {
 	const minimum = 2 * time.Second
 	ctx := t.Context()
@@ -297,7 +298,8 @@ func TestWatchesLastAsTheClientAsks(t *testing.T) {
 	harness.Must(t, err)
 	t.Cleanup(func() { harness.Must(t, server.Stop()) })
 	newNode(t, "watcher")
-	pair, err := shared.ClientCA().IssueClient("system:node:watcher", []string{"system:nodes"}, time.Now().Add(-time.Minute), time.Now().Add(time.Hour))
+	ends := time.Now().Add(3 * minimum)
+	pair, err := shared.ClientCA().IssueClient("system:node:watcher", []string{"system:nodes"}, time.Now().Add(-time.Minute), ends)
 	harness.Must(t, err)
 	c := credentialOf(t, "", func(*testbed.APIServer) []byte { return server.Kubeconfig(testbed.CertificateUser(pair)) })
 	services := c.clients[0].CoreV1().Services("")
@@ -312,8 +314,11 @@ func TestWatchesLastAsTheClientAsks(t *testing.T) {
 		t.Fatalf("a watch without a limit of its own: %v", err)
 	}
 	t.Logf("a watch without a limit of its own ended after %s", time.Since(began).Round(100*time.Millisecond))
-	// longer than any watch without a limit of its own
-	time.Sleep(time.Until(began.Add(3 * minimum)))
+	// longer than any watch without a limit of its own, and than the certificate
+	time.Sleep(time.Until(ends.Add(minimum)))
+	if _, err := services.List(ctx, metav1.ListOptions{}); !apierrors.IsUnauthorized(err) {
+		t.Errorf("a new request, %s after the certificate has ended: %v", time.Since(ends).Round(time.Second), err)
+	}
 	_, err = shared.admin.CoreV1().Services(apps).Create(ctx, &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: "watched"}, Spec: corev1.ServiceSpec{ClusterIP: corev1.ClusterIPNone, Ports: []corev1.ServicePort{{Port: 1}}},
 	}, metav1.CreateOptions{})
@@ -324,5 +329,9 @@ func TestWatchesLastAsTheClientAsks(t *testing.T) {
 	})
 	if err != nil {
 		t.Errorf("a watch for a year: %v", err)
+	}
+	harness.Must(t, server.Stop())
+	if err := awaitEvent(long, func(watch.Event) bool { return false }); !errors.Is(err, io.EOF) {
+		t.Errorf("a watch for a year, after the API server was stopped: %v", err)
 	}
 }
