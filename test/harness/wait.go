@@ -6,9 +6,13 @@
 package harness
 
 import (
+	"context"
+	"io"
 	"os"
 	"testing"
 	"time"
+
+	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
@@ -61,6 +65,24 @@ func Never(t testing.TB, duration time.Duration, what string, condition func() b
 		}
 		if time.Now().After(end) {
 			return
+		}
+	}
+}
+
+// AwaitEvent waits for an event of a watch that is wanted. It returns io.EOF if the watch ends
+// before.
+func AwaitEvent(w watch.Interface, wanted func(watch.Event) bool) error {
+	for timeout := time.After(slack * 2 * time.Second); ; {
+		select {
+		case e, open := <-w.ResultChan():
+			if !open {
+				return io.EOF
+			}
+			if e.Type != watch.Error && wanted(e) {
+				return nil
+			}
+		case <-timeout:
+			return context.DeadlineExceeded
 		}
 	}
 }

@@ -23,6 +23,7 @@ var Names = []string{
 	"tpm-renewals",  // tpm: 1,440 renewals with one TPM
 	"campaign",      // controller: 10,000 machines, and everything around them fails
 	"fleet",         // fleet: 100,000 simulated nodes for a week
+	"authorizer",    // authorizer: a real kubelet while its API server's authorizer is away
 	"neighbours",    // neighbours: a workload cluster that attacks the controller of another one
 }
 

@@ -264,28 +264,11 @@ func testWatchesSurvive(t *testing.T, watches map[string]watch.Interface) {
 		}
 	}
 	for name, w := range watches {
-		if err := awaitEvent(w, later); err != nil {
+		if err := harness.AwaitEvent(w, later); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	t.Logf("each watch reported what was changed %s before", time.Since(began).Round(time.Millisecond))
-}
-
-// awaitEvent waits for an event that is wanted.
-func awaitEvent(w watch.Interface, wanted func(watch.Event) bool) error {
-	for timeout := time.After(limit); ; {
-		select {
-		case e, open := <-w.ResultChan():
-			if !open {
-				return io.EOF
-			}
-			if e.Type != watch.Error && wanted(e) {
-				return nil
-			}
-		case <-timeout:
-			return context.DeadlineExceeded
-		}
-	}
 }
 
 // How long a watch lasts is what its client asks for, also beyond the end of its certificate.
@@ -310,7 +293,7 @@ func TestWatchesLastAsTheClientAsks(t *testing.T) {
 	short, err := services.Watch(ctx, metav1.ListOptions{})
 	harness.Must(t, err)
 	defer short.Stop()
-	if err := awaitEvent(short, func(watch.Event) bool { return false }); !errors.Is(err, io.EOF) {
+	if err := harness.AwaitEvent(short, func(watch.Event) bool { return false }); !errors.Is(err, io.EOF) {
 		t.Fatalf("a watch without a limit of its own: %v", err)
 	}
 	t.Logf("a watch without a limit of its own ended after %s", time.Since(began).Round(100*time.Millisecond))
@@ -323,7 +306,7 @@ func TestWatchesLastAsTheClientAsks(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: "watched"}, Spec: corev1.ServiceSpec{ClusterIP: corev1.ClusterIPNone, Ports: []corev1.ServicePort{{Port: 1}}},
 	}, metav1.CreateOptions{})
 	harness.Must(t, err)
-	err = awaitEvent(long, func(e watch.Event) bool {
+	err = harness.AwaitEvent(long, func(e watch.Event) bool {
 		service, ok := e.Object.(*corev1.Service)
 		return ok && service.Name == "watched"
 	})
@@ -331,7 +314,7 @@ func TestWatchesLastAsTheClientAsks(t *testing.T) {
 		t.Errorf("a watch for a year: %v", err)
 	}
 	harness.Must(t, server.Stop())
-	if err := awaitEvent(long, func(watch.Event) bool { return false }); !errors.Is(err, io.EOF) {
+	if err := harness.AwaitEvent(long, func(watch.Event) bool { return false }); !errors.Is(err, io.EOF) {
 		t.Errorf("a watch for a year, after the API server was stopped: %v", err)
 	}
 }
