@@ -9,15 +9,18 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
 // right is something to be allowed. In short: verb, group, resource[/subresource], namespace, name.
@@ -130,6 +133,35 @@ func TestControllerMayNothingDangerous(t *testing.T) {
 			append([]string{"auth", "can-i", "--as=" + controllerUser}, strings.Fields(question)...)...)
 		if strings.TrimSpace(out) != answer {
 			t.Errorf("kubectl auth can-i %s: %q, not %q", question, out, answer)
+		}
+	}
+}
+
+// The user of the authorizer lists and watches what the authorizer needs, and may do nothing else
+// of ours.
+func TestAuthorizerOnlyReads(t *testing.T) {
+	pair, err := shared.ClientCA().IssueClient("node-attestation-authorizer", nil, time.Now().Add(-time.Minute), time.Now().Add(time.Hour))
+	harness.Must(t, err)
+	api, err := clientcmd.RESTConfigFromKubeConfig(shared.Kubeconfig(testbed.CertificateUser(pair)))
+	harness.Must(t, err)
+	authorizer, err := kubernetes.NewForConfig(api)
+	harness.Must(t, err)
+	harness.Must(t, shared.apply(t.Context(), "--filename="+filepath.Join(module, "packaging", "authorizer", "rbac.yaml")))
+	for _, resource := range []string{"nodeattestations", "nodesuspensions", "revocationslices"} {
+		for _, r := range rights("list watch", recordAPI, resource, namespace, "") {
+			if !may(t, authorizer, r) {
+				t.Errorf("needed, and refused: %s", r)
+			}
+		}
+		for _, r := range append(rights("create update patch delete deletecollection", recordAPI, resource, namespace, ""), rights("list", recordAPI, resource, "default", "")...) {
+			if may(t, authorizer, r) {
+				t.Errorf("not needed, and allowed: %s", r)
+			}
+		}
+	}
+	for _, r := range dangerous {
+		if isRead := r.resource == "nodeattestations" && r.namespace == namespace; !isRead && may(t, authorizer, r) {
+			t.Errorf("dangerous, and allowed: %s", r)
 		}
 	}
 }
