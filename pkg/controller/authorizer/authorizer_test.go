@@ -222,7 +222,12 @@ func TestNodeComesBackWhileTheWatchIsSilent(t *testing.T) {
 	if err := w.Delete(t.Context(), record("a")); err != nil {
 		t.Fatal(err)
 	}
-	w.create(record("a", 1, 2))
+	again := record("a", 1, 2, 4)
+	again.Status.Certificates[2].Revoked = true
+	w.create(again)
+	if !denies(t, a, "a", 4) {
+		t.Error("a certificate that the record names as revoked passes")
+	}
 	var asking sync.WaitGroup
 	for range 50 {
 		asking.Go(func() {
@@ -308,7 +313,7 @@ func TestBrokenWatch(t *testing.T) {
 func TestReadsAreLimited(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, record("a", 1))
-	a, _ := w.start(t.TempDir(), func(c *Config) { c.Strict = StrictOn })
+	a, _ := w.start(t.TempDir(), strict)
 	awaitLive(t, a)
 	began := time.Now()
 	const asked = 3000

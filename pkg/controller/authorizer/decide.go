@@ -144,10 +144,14 @@ func (l *Lists) Decide(r Request) Decision {
 //
 // It does not ask which CA issued the certificate. So a certificate of kube-controller-manager, or
 // of a stolen CA key, is not enough.
+//
+// Without any record it denies nothing: then the namespace is wrong, or etcd is lost, and to deny
+// would stop every node.
 func (l *Lists) DecideStrict(r Request, unattested func(node string) bool) Decision {
 	node, isNode := r.node()
 	switch {
-	case !isNode && !slices.Contains(r.Groups, nodesGroup),
+	case len(l.remembered) == 0,
+		!isNode && !slices.Contains(r.Groups, nodesGroup),
 		isNode && unattested(node),
 		l.remembers(node, r.Credentials),
 		r.attests():

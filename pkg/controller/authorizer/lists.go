@@ -62,17 +62,17 @@ func newLists(o objects, before *Lists, now time.Time) (*Lists, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.recorded = map[string]Certificate{}
+	l.recorded = make(map[string]Certificate, len(before.recorded))
 	for i := range o.records {
 		for _, c := range o.records[i].Status.Certificates {
 			id := revocation.CredentialPrefix + c.SHA256
 			l.revoked[id] = l.revoked[id] || c.Revoked
 			if !l.revoked[id] {
 				l.recorded[id] = Certificate{o.records[i].Spec.NodeName, c.NotAfter.Time}
+				l.remembered[id] = l.recorded[id]
 			}
 		}
 	}
-	maps.Copy(l.remembered, l.recorded)
 	maps.DeleteFunc(l.remembered, func(id string, c Certificate) bool {
 		return l.revoked[id] || now.After(c.NotAfter.Add(endDelay))
 	})
@@ -94,9 +94,11 @@ func revokedIn(all []v1alpha1.RevocationSlice) iter.Seq[v1alpha1.RevokedCertific
 // listsOf makes lists without records.
 func listsOf(specs []v1alpha1.RevocationSliceSpec, suspendedNodes []string, remembered map[string]Certificate) (*Lists, error) {
 	l := &Lists{
-		byUser: map[string][]*list{}, revoked: map[string]bool{}, suspendedNodes: setOf(suspendedNodes), remembered: map[string]Certificate{}, specs: specs,
+		byUser: map[string][]*list{}, revoked: map[string]bool{}, suspendedNodes: setOf(suspendedNodes), remembered: maps.Clone(remembered), specs: specs,
 	}
-	maps.Copy(l.remembered, remembered)
+	if l.remembered == nil {
+		l.remembered = map[string]Certificate{}
+	}
 	withPolicy := map[string]bool{}
 	for _, spec := range slices.SortedFunc(slices.Values(specs), func(a, b v1alpha1.RevocationSliceSpec) int { return cmp.Compare(a.Number, b.Number) }) {
 		r, err := revocation.RequestersOf(spec)

@@ -208,3 +208,18 @@ func TestMalformedQuestions(t *testing.T) {
 		t.Error("nothing is logged")
 	}
 }
+
+// BenchmarkAnswer answers a question of a node without revoked certificates, without TLS.
+func BenchmarkAnswer(b *testing.B) {
+	a := &Authorizer{Config: Config{Strict: StrictOff, Now: time.Now}}
+	a.lists.Store(&Lists{})
+	body := `{"apiVersion":"authorization.k8s.io/v1","kind":"SubjectAccessReview","spec":{"user":"system:node:a","groups":["system:nodes","system:authenticated"],` +
+		`"extra":{"authentication.kubernetes.io/credential-id":["` + id(1) + `"]},"resourceAttributes":{"verb":"get","resource":"secrets","namespace":"a","name":"b"}}}`
+	for b.Loop() {
+		recorder := httptest.NewRecorder()
+		a.ServeHTTP(recorder, httptest.NewRequestWithContext(b.Context(), http.MethodPost, "/", strings.NewReader(body)))
+		if recorder.Code != http.StatusOK {
+			b.Fatal(recorder.Code)
+		}
+	}
+}

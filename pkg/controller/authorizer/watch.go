@@ -19,9 +19,10 @@ import (
 )
 
 const (
-	// settle is the time during which events are collected before the lists are made again. A new
-	// certificate is published two seconds after its record was written.
-	settle = 50 * time.Millisecond
+	// settle is the shortest time during which events are collected before the lists are made
+	// again. In a large cluster it is settleFactor times as long as it took to make the lists, so
+	// that a rotation of all certificates takes a fifth of a core at most.
+	settle, settleFactor = 50 * time.Millisecond, 4
 	// connectInterval is the time between two tries to make a client.
 	connectInterval = 5 * time.Second
 	// saveInterval is the shortest time between two writes of the state file. The file is written
@@ -127,7 +128,7 @@ func (a *Authorizer) isLive() bool {
 }
 
 // Run keeps the lists and the state file up to date until ctx ends. It returns no error: without an
-// API server, Authorize answers with the lists that it has.
+// API server, Authorize answers with the lists that it has. After its end it may be called again.
 func (a *Authorizer) Run(ctx context.Context) {
 	w := a.connect(ctx)
 	if w == nil {
@@ -140,18 +141,21 @@ func (a *Authorizer) Run(ctx context.Context) {
 	}
 	running.Go(func() { a.save(ctx) })
 	a.watches.Store(w)
-	for {
+	defer a.watches.Store(nil) // so that nobody takes them for live
+	for took := time.Duration(0); ; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-w.changed:
 		case <-time.After(refreshInterval): // certificates end without an event
 		}
-		if !pause(ctx, settle) {
+		if !pause(ctx, max(settle, settleFactor*took)) {
 			return
 		}
 		if w.hasSynced() {
+			began := time.Now()
 			a.update(w)
+			took = time.Since(began)
 		} else {
 			w.wake() // an empty list is no event
 		}
@@ -204,6 +208,9 @@ func (a *Authorizer) update(w *watches) {
 		return
 	}
 	a.lists.Store(lists)
+	if len(lists.remembered) == 0 && a.Strict != StrictOff && a.reported.MarkReported("records", "", a.Now(), remindInterval) {
+		a.Log.Error(nil, "there is no record: strict mode denies nothing. Check --namespace and --cluster", "namespace", a.Namespace, "cluster", a.Cluster)
+	}
 	if before.recorded == nil {
 		a.Log.Info("read the lists from the API server", "nodesWithRevokedCertificates", len(lists.byUser), "suspendedNodes", len(lists.suspendedNodes), "certificates", len(lists.remembered))
 	}

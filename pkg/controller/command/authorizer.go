@@ -116,7 +116,7 @@ func (i *invocation) authorize(ctx context.Context, f *authorizerFlags) error {
 	defer cancel()
 	running.Go(func() {
 		for ctx.Err() == nil {
-			unchanged, stop := untilChanged(ctx, f.kubeconfig)
+			unchanged, stop := untilChanged(ctx, f.kubeconfig, kubeconfigInterval)
 			a.Run(unchanged) // with a new client
 			stop()
 		}
@@ -150,8 +150,9 @@ func (i *invocation) connect(kubeconfig string) (client.WithWatch, error) {
 // bytes.
 const kubeconfigInterval, maxKubeconfig = 10 * time.Second, 1 << 20
 
-// untilChanged returns a context that ends when the content of a file has changed.
-func untilChanged(ctx context.Context, path string) (context.Context, context.CancelFunc) {
+// untilChanged returns a context that ends when the content of a file has changed. It reads the
+// file at each interval.
+func untilChanged(ctx context.Context, path string, interval time.Duration) (context.Context, context.CancelFunc) {
 	before, _ := bounded.ReadFile(path, maxKubeconfig) // may be written later
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {
@@ -160,7 +161,7 @@ func untilChanged(ctx context.Context, path string) (context.Context, context.Ca
 			select {
 			case <-ctx.Done():
 				return
-			case <-time.After(kubeconfigInterval):
+			case <-time.After(interval):
 			}
 			if now, err := bounded.ReadFile(path, maxKubeconfig); err == nil && !bytes.Equal(now, before) {
 				return
