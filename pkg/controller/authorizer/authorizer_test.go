@@ -212,7 +212,7 @@ func TestRevocationByTheWatch(t *testing.T) {
 }
 
 // A watch can be silent without an error for a while. One live read finds the certificate of a node
-// that came back, and all requests of the node share the read.
+// that came back, and all requests with that certificate share the read.
 func TestNodeComesBackWhileTheWatchIsSilent(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, record("a", 1), slice(1, []v1alpha1.RevokedCertificate{revokedCertificate("a", 1)}))
@@ -349,7 +349,7 @@ func TestReadsEnd(t *testing.T) {
 	if _, err := r.isNamed(ended, "b", nil); err == nil {
 		t.Error("the question has ended")
 	}
-	<-r.shared("b").done
+	<-r.shared("b", nil).done
 }
 
 // By the reason of a denial, a node learns that it has to attest.

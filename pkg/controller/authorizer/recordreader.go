@@ -5,6 +5,7 @@ package authorizer
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"time"
 
@@ -16,8 +17,8 @@ import (
 )
 
 const (
-	// readTimeout bounds a live read, and readAge how long all requests of a node share its result.
-	// readsPerSecond and readBurst limit the reads for all nodes together.
+	// readTimeout bounds a live read, and readAge how long all requests with a certificate share
+	// its result. readsPerSecond and readBurst limit the reads for all nodes together.
 	readTimeout, readAge      = 500 * time.Millisecond, time.Second
 	readsPerSecond, readBurst = 20, 50
 )
@@ -25,19 +26,23 @@ const (
 // errTooMany says why there was no live read.
 var errTooMany = errors.New("too many live reads of records")
 
-// recordReader reads the records of one node live. Nodes whose certificate the lists do not know
-// are rare, unless an attacker invents them. Then each node costs one read per second.
+// recordReader reads the records of one node live. Certificates that the lists do not know are
+// rare, unless an attacker makes them. Then each costs one read per second.
+//
+// Requests share a read only if they have the same certificate. The record has a new certificate
+// before the node gets it, so each read for that certificate finds it. A read for another one may
+// be older.
 type recordReader struct {
 	api    client.Reader
 	config *Config
 	rate   flowcontrol.RateLimiter
 
-	mu     sync.Mutex
-	byNode map[string]*recordRead
+	mu    sync.Mutex
+	reads map[string]*recordRead // by node and credentials
 }
 
 func newRecordReader(api client.Reader, config *Config) *recordReader {
-	return &recordReader{api: api, config: config, rate: flowcontrol.NewTokenBucketRateLimiter(readsPerSecond, readBurst), byNode: map[string]*recordRead{}}
+	return &recordReader{api: api, config: config, rate: flowcontrol.NewTokenBucketRateLimiter(readsPerSecond, readBurst), reads: map[string]*recordRead{}}
 }
 
 // recordRead is one live read.
@@ -50,7 +55,7 @@ type recordRead struct {
 
 // isNamed reports whether a record of the node names one of the credentials as not revoked.
 func (r *recordReader) isNamed(ctx context.Context, node string, credentials []string) (bool, error) {
-	read := r.shared(node)
+	read := r.shared(node, credentials)
 	select {
 	case <-read.done:
 		return names(read.named, node, credentials), read.err
@@ -59,13 +64,13 @@ func (r *recordReader) isNamed(ctx context.Context, node string, credentials []s
 	}
 }
 
-// shared returns a read of the node's records that began less than readAge ago. It starts one if
-// there is none.
-func (r *recordReader) shared(node string) *recordRead {
-	now := time.Now()
+// shared returns the read for these credentials of a node that began less than readAge ago. It
+// starts one if there is none.
+func (r *recordReader) shared(node string, credentials []string) *recordRead {
+	key, now := strings.Join(append([]string{node}, credentials...), " "), time.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if read, ok := r.byNode[node]; ok && now.Sub(read.began) < readAge {
+	if read, ok := r.reads[key]; ok && now.Sub(read.began) < readAge {
 		return read
 	}
 	read := &recordRead{began: now, done: make(chan struct{})}
@@ -74,12 +79,12 @@ func (r *recordReader) shared(node string) *recordRead {
 		close(read.done)
 		return read
 	}
-	for other, old := range r.byNode {
+	for other, old := range r.reads {
 		if now.Sub(old.began) >= readAge {
-			delete(r.byNode, other)
+			delete(r.reads, other)
 		}
 	}
-	r.byNode[node] = read
+	r.reads[key] = read
 	go r.read(read, node)
 	return read
 }

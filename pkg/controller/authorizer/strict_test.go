@@ -159,11 +159,15 @@ func TestStrictReadsANewRecord(t *testing.T) {
 	a, _ := w.start(t.TempDir(), strict)
 	awaitLive(t, a)
 	w.silent.Store(true)
+	// A thief of the CA's key asks first. Its read does not count for the node's certificate.
+	if !denies(t, a, "new", 3) {
+		t.Error("there is no record")
+	}
 	w.create(record("new", 2))
-	if denies(t, a, "new", 2) || !denies(t, a, "new", 3) {
+	if denies(t, a, "new", 2) || denies(t, a, "new", 2) || !denies(t, a, "new", 3) {
 		t.Error("the record of a new node decides")
 	}
-	if reads := w.reads.Load(); reads < 1 || reads > 2 {
+	if reads := w.reads.Load(); reads < 2 || reads > 4 {
 		t.Errorf("%d live reads", reads)
 	}
 }
