@@ -281,7 +281,7 @@ func TestRestartWithoutAPIServer(t *testing.T) {
 	}
 	w.isDown.Store(false)
 	awaitLive(t, a)
-	time.Sleep(readAge) // a failed read is shared, too
+	time.Sleep(failedAge)
 	if !denies(t, a, "a", 2) || !denies(t, a, "c", 7) || denies(t, a, "b", 5) {
 		t.Error("once the lists are read, records decide")
 	}
@@ -300,7 +300,6 @@ func TestBrokenWatch(t *testing.T) {
 	for _, one := range a.watches.Load().all() {
 		one.isUp.Store(false) // as the next list or watch notes it
 	}
-	time.Sleep(readAge)
 	if denies(t, a, "a", 2) || !denies(t, a, "a", 1) || a.isLive() {
 		t.Error("a broken watch")
 	}

@@ -17,9 +17,11 @@ import (
 )
 
 const (
-	// readTimeout bounds a live read, and readAge how long all requests with a certificate share
-	// its result. readsPerSecond and readBurst limit the reads for all nodes together.
-	readTimeout, readAge      = 500 * time.Millisecond, time.Second
+	// readTimeout bounds a live read. readAge is how long all requests with a certificate share its
+	// result, and failedAge how long they share its error.
+	readTimeout, readAge, failedAge = 500 * time.Millisecond, 10 * time.Second, time.Second
+	// readsPerSecond and readBurst limit the reads for all nodes together. A read costs an API
+	// server as much as a list of all records.
 	readsPerSecond, readBurst = 20, 50
 )
 
@@ -27,7 +29,7 @@ const (
 var errTooMany = errors.New("too many live reads of records")
 
 // recordReader reads the records of one node live. Certificates that the lists do not know are
-// rare, unless an attacker makes them. Then each costs one read per second.
+// rare, unless an attacker makes them. Then each costs one read in readAge.
 //
 // Requests share a read only if they have the same certificate. The record has a new certificate
 // before the node gets it, so each read for that certificate finds it. A read for another one may
@@ -64,13 +66,25 @@ func (r *recordReader) isNamed(ctx context.Context, node string, credentials []s
 	}
 }
 
-// shared returns the read for these credentials of a node that began less than readAge ago. It
-// starts one if there is none.
+// isFresh reports whether requests may still share the read.
+func (read *recordRead) isFresh(now time.Time) bool {
+	age := readAge
+	select {
+	case <-read.done:
+		if read.err != nil {
+			age = failedAge
+		}
+	default:
+	}
+	return now.Sub(read.began) < age
+}
+
+// shared returns the read for these credentials of a node, if it is fresh. Otherwise it starts one.
 func (r *recordReader) shared(node string, credentials []string) *recordRead {
 	key, now := strings.Join(append([]string{node}, credentials...), " "), time.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if read, ok := r.reads[key]; ok && now.Sub(read.began) < readAge {
+	if read, ok := r.reads[key]; ok && read.isFresh(now) {
 		return read
 	}
 	read := &recordRead{began: now, done: make(chan struct{})}
@@ -80,7 +94,7 @@ func (r *recordReader) shared(node string, credentials []string) *recordRead {
 		return read
 	}
 	for other, old := range r.reads {
-		if now.Sub(old.began) >= readAge {
+		if !old.isFresh(now) {
 			delete(r.reads, other)
 		}
 	}
