@@ -428,8 +428,8 @@ func TestAnnouncedRenewal(t *testing.T) {
 	}
 }
 
-// A certificate that the API server refuses as revoked is replaced at the next check, though no
-// announced renewal selects it.
+// A certificate that the API server refuses as revoked, or because no record names it, is replaced
+// at the next check, though no announced renewal selects it.
 func TestRefusedCertificateIsReplaced(t *testing.T) {
 	t.Parallel()
 	refused := plugintest.AnswerCode(403, `{"message":"leases is forbidden: `+attestation.MessageRevoked+`"}`)
@@ -439,6 +439,7 @@ func TestRefusedCertificateIsReplaced(t *testing.T) {
 		renews     bool
 	}{
 		"refused":                   {refused, configMap(t), time.Hour, true},
+		"refused by strict mode":    {plugintest.AnswerCode(403, `{"message":"nodes is forbidden: `+attestation.MessageUnrecorded+`"}`), configMap(t), time.Hour, true},
 		"not refused":               {plugintest.AnswerCode(200, "{}"), configMap(t), time.Hour, false},
 		"refused, just issued":      {refused, configMap(t), time.Minute - time.Second, false},
 		"refused, no announcements": {refused, plugintest.AnswerCode(404, `{"kind":"Status"}`), time.Hour, false},
