@@ -39,7 +39,7 @@ var measurements = []measurement{
 	{"cost", "processor time and API calls per enrolment and per renewal, beside kube-controller-manager's", cost},
 	{"junk", "one token files ten thousand bad requests, while machines with other tokens enrol", junk},
 	{"shared", "one token files a hundred thousand hellos, or copies of a machine's, while machines with the same token enrol", shared},
-	{"revoked", "what an update of a Lease costs with policies for revoked certificates, and without", revoked},
+	{"revoked", "what writes and reads cost with policies for revoked certificates, with the authorizer, and with neither", revoked},
 	{"memory", "memory of the controller with records and machines, idle and while machines enrol", memoryOf},
 	{"growth-nodes", "what an enrolment costs with more and more machines in the inventory", growthNodes},
 	{"growth-pending", "what an enrolment costs beside more and more requests that wait", growthPending},

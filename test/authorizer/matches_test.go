@@ -32,9 +32,9 @@ func sum(t *testing.T, metric string) (total float64) {
 	return total
 }
 
-// The API server asks about nodes, and about tokens that were issued for a node. Others pay nothing,
-// and the conditions that say so never fail. It does not run beside the other tests, which have
-// nodes.
+// The API server asks about nodes, and about tokens that were issued for a node. Others pay
+// nothing, and the conditions that say so never fail. It does not run beside the other tests, which
+// have nodes.
 func TestOnlyNodesAreAskedAbout(t *testing.T) {
 	const asked, failed = "apiserver_authorization_webhook_evaluations_total", "apiserver_authorization_match_condition_evaluation_errors_total"
 	ctx, api, server := t.Context(), shared.Client(), shared.servers[0]
