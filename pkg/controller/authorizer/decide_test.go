@@ -21,7 +21,7 @@ import (
 
 // sum returns a fingerprint, and id its credential ID.
 func sum(n int) string { return fmt.Sprintf("%064x", n) }
-func id(n int) string  { return revocation.CredentialPrefix + sum(n) }
+func id(n int) string  { return revocation.X509Prefix + sum(n) }
 
 func revokedCertificate(node string, n int) v1alpha1.RevokedCertificate {
 	return v1alpha1.RevokedCertificate{NodeName: node, SHA256: sum(n)}

@@ -65,7 +65,7 @@ func newLists(o objects, before *Lists, now time.Time) (*Lists, error) {
 	l.recorded = make(map[string]Certificate, len(before.recorded))
 	for i := range o.records {
 		for _, c := range o.records[i].Status.Certificates {
-			id := revocation.CredentialPrefix + c.SHA256
+			id := revocation.X509Prefix + c.SHA256
 			l.revoked[id] = l.revoked[id] || c.Revoked
 			if !l.revoked[id] {
 				l.recorded[id] = Certificate{o.records[i].Spec.NodeName, c.NotAfter.Time}

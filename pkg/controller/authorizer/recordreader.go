@@ -119,7 +119,7 @@ func (r *recordReader) read(read *recordRead, node string) {
 	for i := range found.Items {
 		for _, c := range found.Items[i].Status.Certificates {
 			if !c.Revoked {
-				read.named[revocation.CredentialPrefix+c.SHA256] = Certificate{found.Items[i].Spec.NodeName, c.NotAfter.Time}
+				read.named[revocation.X509Prefix+c.SHA256] = Certificate{found.Items[i].Spec.NodeName, c.NotAfter.Time}
 			}
 		}
 	}

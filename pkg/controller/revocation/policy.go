@@ -27,9 +27,9 @@ const (
 	maxCurrent = 3 * SliceCapacity
 	// maxNames is the maximum length of a list of names in an expression, in code points.
 	maxNames = 99_000
-	// UserPrefix begins the user name of a node, and CredentialPrefix the credential ID of a
+	// UserPrefix begins the user name of a node, and X509Prefix the credential ID of a
 	// certificate, which ends with the fingerprint.
-	UserPrefix, CredentialPrefix = "system:node:", "X509SHA256="
+	UserPrefix, X509Prefix = "system:node:", "X509SHA256="
 )
 
 // PolicyName returns the name of the policy for the list of that number, and of the policy's
@@ -124,7 +124,7 @@ func RequestersOf(list v1alpha1.RevocationSliceSpec) (r Requesters, err error) {
 		if !nodeNamePattern.MatchString(c.NodeName) || !fingerprintPattern.MatchString(c.SHA256) {
 			return r, fmt.Errorf("invalid fingerprint %.80q or node name %.80q", c.SHA256, c.NodeName)
 		}
-		user, credential := UserPrefix+c.NodeName, CredentialPrefix+c.SHA256
+		user, credential := UserPrefix+c.NodeName, X509Prefix+c.SHA256
 		r.Nodes, r.Revoked = append(r.Nodes, user), append(r.Revoked, credential)
 		switch {
 		case c.NodeSuspended:
@@ -137,7 +137,7 @@ func RequestersOf(list v1alpha1.RevocationSliceSpec) (r Requesters, err error) {
 		if !fingerprintPattern.MatchString(c.SHA256) {
 			return r, fmt.Errorf("invalid fingerprint %.80q", c.SHA256)
 		}
-		r.Current = append(r.Current, CredentialPrefix+c.SHA256)
+		r.Current = append(r.Current, X509Prefix+c.SHA256)
 	}
 	return r, nil
 }
