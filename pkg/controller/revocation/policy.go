@@ -27,9 +27,10 @@ const (
 	maxCurrent = 3 * SliceCapacity
 	// maxNames is the maximum length of a list of names in an expression, in code points.
 	maxNames = 99_000
-	// UserPrefix begins the user name of a node, and X509Prefix the credential ID of a
-	// certificate, which ends with the fingerprint.
-	UserPrefix, X509Prefix = "system:node:", "X509SHA256="
+	// UserPrefix begins the user name of a node.
+	UserPrefix = "system:node:"
+	// X509Prefix begins the credential ID of a certificate, which ends with the fingerprint.
+	X509Prefix = "X509SHA256="
 )
 
 // PolicyName returns the name of the policy for the list of that number, and of the policy's
