@@ -4,7 +4,6 @@ package authorizer
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -67,15 +66,11 @@ func newWatches(api client.WithWatch, config *Config) (*watches, error) {
 		{&w.records, &v1alpha1.NodeAttestationList{}, &v1alpha1.NodeAttestation{}, ofCluster},
 	} {
 		isUp := &atomic.Bool{}
-		note := func(err error) error {
-			isUp.Store(err == nil)
-			return err
-		}
-		informer := toolscache.NewSharedIndexInformer(listwatch.New(api, kind.list, note, kind.in...), kind.object, 0, toolscache.Indexers{})
-		_, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-			AddFunc: func(any) { w.wake() }, UpdateFunc: func(any, any) { w.wake() }, DeleteFunc: func(any) { w.wake() },
-		})
-		if err := errors.Join(err, informer.SetTransform(trim), informer.SetWatchErrorHandlerWithContext(failures.Handle)); err != nil {
+		informer, err := listwatch.Informer{
+			API: api, List: kind.list, Object: kind.object, In: kind.in, Trim: trim, Changed: w.wake, Failed: failures.Handle,
+			Called: func(err error) { isUp.Store(err == nil) },
+		}.New()
+		if err != nil {
 			return nil, err
 		}
 		*kind.into = watched{informer, isUp}

@@ -159,24 +159,15 @@ func AddPolicyWatch(m ctrl.Manager, config WatchConfig) (*PolicyWatch, error) {
 // informer returns the watch of one of the two kinds. It keeps only the names of objects that are
 // not the release's.
 func (w *PolicyWatch) informer(index int, list client.ObjectList, object client.Object) (toolscache.SharedIndexInformer, error) {
-	note := func(err error) error {
-		if before := w.forbidden[index].Swap(apierrors.IsForbidden(err)); before != apierrors.IsForbidden(err) {
-			w.wake()
-		}
-		return err
-	}
-	informer := toolscache.NewSharedIndexInformer(listwatch.New(w.api, list, note), object, 0, toolscache.Indexers{})
 	failures := &telemetry.WatchErrors{Log: w.log, Message: unwatchedPolicies, Remind: w.Remind}
-	if err := informer.SetWatchErrorHandlerWithContext(failures.Handle); err != nil {
-		return nil, err
-	}
-	if err := informer.SetTransform(w.trim); err != nil {
-		return nil, err
-	}
-	_, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { w.wake() }, UpdateFunc: func(any, any) { w.wake() }, DeleteFunc: func(any) { w.wake() },
-	})
-	return informer, err
+	return listwatch.Informer{
+		API: w.api, List: list, Object: object, Trim: w.trim, Changed: w.wake, Failed: failures.Handle,
+		Called: func(err error) {
+			if before := w.forbidden[index].Swap(apierrors.IsForbidden(err)); before != apierrors.IsForbidden(err) {
+				w.wake()
+			}
+		},
+	}.New()
 }
 
 // trim drops fields that are not compared.

@@ -157,12 +157,11 @@ func New(config Config) (*Enforcer, error) {
 		}},
 		{&e.policies, e.Joined, &admissionv1.ValidatingAdmissionPolicyList{}, &admissionv1.ValidatingAdmissionPolicy{}, nil},
 	} {
-		informer := toolscache.NewSharedIndexInformer(listwatch.New(w.api, w.list, func(err error) error { return err }, w.in...), w.object, 0, toolscache.Indexers{})
 		failures := &telemetry.WatchErrors{Log: e.Log, Message: "cannot watch what revocation needs: is packaging/kubernetes-revocation applied?", Remind: telemetry.RemindInterval}
-		_, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-			AddFunc: func(any) { e.wake() }, UpdateFunc: func(any, any) { e.wake() }, DeleteFunc: func(any) { e.wake() },
-		})
-		if err := errors.Join(err, informer.SetTransform(trim), informer.SetWatchErrorHandlerWithContext(failures.Handle)); err != nil {
+		informer, err := listwatch.Informer{
+			API: w.api, List: w.list, Object: w.object, In: w.in, Trim: trim, Changed: e.wake, Failed: failures.Handle,
+		}.New()
+		if err != nil {
 			return nil, err
 		}
 		*w.into = informer
