@@ -33,6 +33,7 @@ const (
 	requests     = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 	announcement = "/api/v1/namespaces/kube-public/configmaps/node-attestation-renewal"
 
+	group   = "attestation.cluster.x-k8s.io"
 	revoked = "node-attestation-revoked-01"
 	ours    = "labelSelector=attestation.cluster.x-k8s.io/filled-by"
 )
@@ -69,19 +70,32 @@ func bindingNamed(name, fields string) string {
 	return object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding", name, `"spec":{`+fields+`}`)
 }
 
-func webhook(name, resource string) string {
+func webhook(name, resource string) string { return webhookOf(name, "*", resource) }
+
+func webhookOf(name, group, resource string) string {
 	return object("admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration", name, `"webhooks":[{"name":"a.example.com","admissionReviewVersions":["v1"],"sideEffects":"None",
-		"failurePolicy":"Ignore","clientConfig":{"url":"https://localhost:1/"},"rules":[`+rule(resource)+`]}]`)
+		"failurePolicy":"Ignore","clientConfig":{"url":"https://localhost:1/"},"rules":[`+rule(group, resource)+`]}]`)
 }
 
-func rule(resource string) string {
-	return `{"apiGroups":["*"],"apiVersions":["*"],"operations":["UPDATE"],"resources":["` + resource + `"]}`
+// validating is webhook for a check.
+func validating(name, group string) string {
+	return strings.NewReplacer("MutatingWebhook", "ValidatingWebhook", `"Ignore"`, `"Fail"`).Replace(webhookOf(name, group, "*"))
+}
+
+func mutatingPolicy(name, rule string) string {
+	return object("admissionregistration.k8s.io/v1", "MutatingAdmissionPolicy", name, `"spec":{"reinvocationPolicy":"Never","matchConstraints":{"resourceRules":[`+rule+`]},
+		"mutations":[{"patchType":"ApplyConfiguration","applyConfiguration":{"expression":"Object{}"}}]}`)
+}
+
+func rule(group, resource string) string {
+	return `{"apiGroups":["` + group + `"],"apiVersions":["*"],"operations":["UPDATE"],"resources":["` + resource + `"]}`
 }
 
 const (
 	// nothing has no check at all.
-	nothing   = `"matchConstraints":{"resourceRules":[{"apiGroups":["a"],"apiVersions":["*"],"operations":["CREATE"],"resources":["b"]}]},"validations":[{"expression":"true"}]`
-	elsewhere = `"service":{"name":"a","namespace":"default"},"insecureSkipTLSVerify":true,"groupPriorityMinimum":20000,"versionPriority":100`
+	nothing    = `"matchConstraints":{"resourceRules":[{"apiGroups":["a"],"apiVersions":["*"],"operations":["CREATE"],"resources":["b"]}]},"validations":[{"expression":"true"}]`
+	preserving = `"schema":{"openAPIV3Schema":{"type":"object","x-kubernetes-preserve-unknown-fields":true}}`
+	elsewhere  = `"service":{"name":"a","namespace":"default"},"insecureSkipTLSVerify":true,"groupPriorityMinimum":20000,"versionPriority":100`
 )
 
 // newGuarded starts a cluster with the static form alone, and with what revocation keeps in the
@@ -89,7 +103,7 @@ const (
 func newGuarded(t *testing.T) (c *cluster, controller kubernetes.Interface) {
 	t.Helper()
 	dir := newFolder(t)
-	policies(t, dir, "--revocation")
+	policies(t, dir, "--revocation", "--upgrader=upgrader")
 	c = newCluster(t, dir, testbed.Options{APIServerArgs: []string{readsFrom(dir)}})
 	c.apply(t, "kubernetes/namespace.yaml", "kubernetes/crd.yaml", "kubernetes/rbac.yaml",
 		"kubernetes-revocation/component/crd.yaml", "kubernetes-revocation/component/policies.yaml", "kubernetes-revocation/component/rbac.yaml",
@@ -127,7 +141,7 @@ func nobodyUndoesThem(t *testing.T, c *cluster, controller kubernetes.Interface)
 		guardSlices, guardAnnouncement = "node-attestation-guard-slices", "node-attestation-guard-announcement"
 		guardDefinitions               = "node-attestation-guard-definitions"
 		guardNamespace, guardServers   = "node-attestation-guard-namespace", "node-attestation-guard-servers"
-		guardMutation                  = "node-attestation-guard-mutation"
+		guardMutation, guardWebhooks   = "node-attestation-guard-mutation", "node-attestation-guard-webhooks"
 		proper                         = `"policyName":"` + revoked + `","validationActions":["Deny"]`
 	)
 	empty := `"failurePolicy":"Fail",` + nothing
@@ -161,8 +175,12 @@ func nobodyUndoesThem(t *testing.T, c *cluster, controller kubernetes.Interface)
 		{"serve records elsewhere", call{"POST", apiServices, object("apiregistration.k8s.io/v1", "APIService", "v2.attestation.cluster.x-k8s.io", `"spec":{"group":"attestation.cluster.x-k8s.io","version":"v2",`+elsewhere+`}`)}, guardServers, ""},
 		{"change approvals by a webhook", call{"POST", admission + "mutatingwebhookconfigurations", webhook("a", "certificatesigningrequests/approval")}, guardMutation, ""},
 		{"change everything by a webhook", call{"POST", admission + "mutatingwebhookconfigurations", webhook("a", "*/*")}, guardMutation, ""},
-		{"change certificates by a policy", call{"POST", admission + "mutatingadmissionpolicies", object("admissionregistration.k8s.io/v1", "MutatingAdmissionPolicy", "a",
-			`"spec":{"reinvocationPolicy":"Never","matchConstraints":{"resourceRules":[`+rule("*/status")+`]},"mutations":[{"patchType":"ApplyConfiguration","applyConfiguration":{"expression":"Object{}"}}]}`)}, guardMutation, ""},
+		{"change certificates by a policy", call{"POST", admission + "mutatingadmissionpolicies", mutatingPolicy("a", rule("*", "*/status"))}, guardMutation, ""},
+		{"change records by a webhook", call{"POST", admission + "mutatingwebhookconfigurations", webhookOf("a", group, "*")}, guardWebhooks, ""},
+		{"change records by a policy", call{"POST", admission + "mutatingadmissionpolicies", mutatingPolicy("a", rule(group, "nodeattestations"))}, guardWebhooks, ""},
+		{"refuse revocations by a webhook", call{"POST", admission + "validatingwebhookconfigurations", validating("a", group)}, guardWebhooks, ""},
+		{"say elsewhere who a token is of", call{"PATCH", apiServices + "/v1.authentication.k8s.io", `{"spec":{` + elsewhere + `}}`}, guardServers, ""},
+		{"say elsewhere who may what", call{"PATCH", apiServices + "/v1.authorization.k8s.io", `{"spec":{` + elsewhere + `}}`}, guardServers, ""},
 		// The policies that stay in the API.
 		{"delete a list's policy", call{"DELETE", vaps + "/" + revoked, ""}, guardPolicies, ""},
 		{"delete them all", call{"DELETE", vaps + "?" + ours, ""}, guardPolicies, ""},
@@ -206,6 +224,39 @@ func nobodyUndoesThem(t *testing.T, c *cluster, controller kubernetes.Interface)
 			items["required"] = []any{"sha256"}
 			delete(items, "x-kubernetes-validations")
 		}), guardDefinitions, ""},
+		{"serve a version without the certificates", definitionSpec(t, c, "revocationslices", func(spec map[string]any) {
+			spec["versions"] = append(spec["versions"].([]any), map[string]any{"name": "v1alpha2", "served": true, "storage": false, "schema": map[string]any{
+				"openAPIV3Schema": map[string]any{"type": "object", "properties": map[string]any{"spec": map[string]any{
+					"type": "object", "properties": map[string]any{"cluster": map[string]any{"type": "string"}, "number": map[string]any{"type": "integer"}},
+				}}},
+			}})
+		}), guardDefinitions, ""},
+		{"convert by a webhook", definitionSpec(t, c, "revocationslices", func(spec map[string]any) {
+			spec["conversion"] = map[string]any{"strategy": "Webhook", "webhook": map[string]any{
+				"conversionReviewVersions": []any{"v1"}, "clientConfig": map[string]any{"url": "https://localhost:1/"},
+			}}
+		}), guardDefinitions, ""},
+		{"accept no list", definition(t, c, "revocationslices", func(version map[string]any) {
+			schemaOf(version)["x-kubernetes-validations"] = []any{map[string]any{"rule": "false"}}
+		}), guardDefinitions, ""},
+		{"accept no record, by a new field", definition(t, c, "nodeattestations", func(version map[string]any) {
+			properties(version, "spec")["added"] = map[string]any{"type": "string", "default": "a"}
+			spec := schemaOf(version)["properties"].(map[string]any)["spec"].(map[string]any)
+			spec["x-kubernetes-validations"] = []any{map[string]any{"rule": "!has(self.added)"}}
+		}), guardDefinitions, ""},
+		{"fill in a value", definition(t, c, "revocationslices", func(version map[string]any) {
+			properties(version, "spec")["certificates"].(map[string]any)["default"] = []any{}
+		}), guardDefinitions, ""},
+		{"require a field", definition(t, c, "revocationslices", func(version map[string]any) {
+			spec := schemaOf(version)["properties"].(map[string]any)["spec"].(map[string]any)
+			spec["required"] = append(spec["required"].([]any), "current")
+		}), guardDefinitions, ""},
+		{"shorten a list", definition(t, c, "revocationslices", func(version map[string]any) {
+			properties(version, "spec")["certificates"].(map[string]any)["maxItems"] = 1
+		}), guardDefinitions, ""},
+		{"let nobody select lists", definition(t, c, "revocationslices", func(version map[string]any) { delete(version, "selectableFields") }), guardDefinitions, ""},
+		{"take the status away", definition(t, c, "noderevocations", func(version map[string]any) { delete(version, "subresources") }), guardDefinitions, ""},
+		{"mark a kind as deleted", marked(t, c, "revocationslices", "Terminating"), guardDefinitions, ""},
 		{"delete the namespace", call{"DELETE", "/api/v1/namespaces/" + namespace, ""}, guardNamespace, ""},
 	} {
 		tried[attack.policy] = true
@@ -280,9 +331,19 @@ func administratorsWorkOn(t *testing.T, c *cluster, controller kubernetes.Interf
 		{"let a webhook default pods", call{"POST", admission + "mutatingwebhookconfigurations", webhook("pods", "pods")}},
 		{"let a webhook change all main resources", call{"POST", admission + "mutatingwebhookconfigurations", webhook("all", "*")}},
 		{"serve an API of their own", call{"POST", apiServices, object("apiregistration.k8s.io/v1", "APIService", "v1.example.com", `"spec":{"group":"example.com","version":"v1",`+elsewhere+`}`)}},
-		{"upgrade a kind", definition(t, c, "revocationslices", func(version map[string]any) {
-			properties(version, "spec")["added"] = map[string]any{"type": "string"}
-		})},
+		{"apply a kind again as it is", definition(t, c, "revocationslices", func(map[string]any) {})},
+		{"mark a kind otherwise", marked(t, c, "revocationslices", "Other")},
+		{"create a kind of others", call{"POST", crds, object("apiextensions.k8s.io/v1", "CustomResourceDefinition", "others.example.com",
+			`"spec":{"group":"example.com","names":{"plural":"others","kind":"Other"},"scope":"Cluster","versions":[{"name":"v1","served":true,"storage":true,`+preserving+`}]}`)}},
+		{"add a version to it", call{"PATCH", crds + "/others.example.com", `{"spec":{"versions":[{"name":"v1","served":true,"storage":true,` + preserving + `},{"name":"v2","served":true,"storage":false,` + preserving + `}]}}`}},
+		{"let a webhook change all kinds", call{"POST", admission + "mutatingwebhookconfigurations", webhookOf("groups", "*", "*")}},
+		{"let a webhook check all kinds", call{"POST", admission + "validatingwebhookconfigurations", validating("groups", "example.com")}},
+		{"configure a webhook without rules", call{"POST", admission + "validatingwebhookconfigurations", withoutRules("Validating")}},
+		{"configure a mutating webhook without rules", call{"POST", admission + "mutatingwebhookconfigurations", withoutRules("Mutating")}},
+		{"configure no webhook", call{"POST", admission + "mutatingwebhookconfigurations", object("admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration", "none", `"webhooks":[]`)}},
+		{"then configure one", call{"PATCH", admission + "mutatingwebhookconfigurations/none", `{"webhooks":` + hooksWithoutRules + `}`}},
+		{"change others' objects by a policy", call{"POST", admission + "mutatingadmissionpolicies", mutatingPolicy("others", rule("example.com", "*"))}},
+		{"label the core APIService, which has no group", call{"PATCH", apiServices + "/v1.", `{"metadata":{"labels":{"a":"b"}}}`}},
 		{"label a kind", call{"PATCH", crds + "/nodeattestations.attestation.cluster.x-k8s.io", `{"metadata":{"labels":{"a":"b"}}}`}},
 		{"delete a kind of others", call{"DELETE", crds + "/others.example.com", ""}},
 		{"label the namespace", call{"PATCH", "/api/v1/namespaces/" + namespace, `{"metadata":{"labels":{"a":"b"}}}`}},
@@ -300,7 +361,15 @@ func administratorsWorkOn(t *testing.T, c *cluster, controller kubernetes.Interf
 			}
 		})
 	}
-	// Controllers and collectors do their work.
+	// Controllers and collectors do their work. A user that the file names upgrades, and deletes no
+	// kind.
+	upgrader := as(t, c.AdminConfig(), "upgrader")
+	harness.Must(t, definition(t, c, "revocationslices", func(version map[string]any) {
+		properties(version, "spec")["added"] = map[string]any{"type": "string"}
+	}).do(t, upgrader))
+	if err := (call{"DELETE", crds + "/revocationslices." + group, ""}).do(t, upgrader); !refusedBy(err, isStatic("node-attestation-guard-definitions")) {
+		t.Errorf("an upgrader deletes a kind: %v", err)
+	}
 	harness.Must(t, call{"PATCH", vaps + "/" + revoked, `{"spec":{"matchConditions":[{"name":"revoked","expression":"false"}]}}`}.do(t, controller))
 	namespaces := as(t, c.AdminConfig(), "system:serviceaccount:kube-system:namespace-controller")
 	harness.Must(t, call{"DELETE", lists + "/a-1", ""}.do(t, namespaces))
@@ -345,21 +414,47 @@ var manyLabels = func() string {
 	return strings.Join(all, ",")
 }()
 
-// definition returns a replacement of one of our CustomResourceDefinitions, with a changed version.
+// definition returns a change of the version of one of our CustomResourceDefinitions.
 func definition(t *testing.T, c *cluster, plural string, change func(version map[string]any)) call {
 	t.Helper()
-	path := crds + "/" + plural + ".attestation.cluster.x-k8s.io"
-	crd := read(t, c, path)
-	change(crd["spec"].(map[string]any)["versions"].([]any)[0].(map[string]any))
-	content, err := json.Marshal(map[string]any{"spec": crd["spec"]})
+	return definitionSpec(t, c, plural, func(spec map[string]any) { change(spec["versions"].([]any)[0].(map[string]any)) })
+}
+
+// definitionSpec returns a change of the spec of one of our CustomResourceDefinitions.
+func definitionSpec(t *testing.T, c *cluster, plural string, change func(spec map[string]any)) call {
+	t.Helper()
+	path := crds + "/" + plural + "." + group
+	spec := read(t, c, path)["spec"].(map[string]any)
+	change(spec)
+	content, err := json.Marshal(map[string]any{"spec": spec})
 	harness.Must(t, err)
 	return call{http.MethodPatch, path, string(content)}
 }
 
+// marked returns a call that adds a condition to one of our CustomResourceDefinitions.
+func marked(t *testing.T, c *cluster, plural, condition string) call {
+	t.Helper()
+	path := crds + "/" + plural + "." + group
+	conditions := append(read(t, c, path)["status"].(map[string]any)["conditions"].([]any), map[string]any{"type": condition, "status": "True", "reason": "Test"})
+	content, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": conditions}})
+	harness.Must(t, err)
+	return call{http.MethodPatch, path + "/status", string(content)}
+}
+
+// hooksWithoutRules match nothing.
+const hooksWithoutRules = `[{"name":"a.example.com","admissionReviewVersions":["v1"],"sideEffects":"None","failurePolicy":"Ignore","clientConfig":{"url":"https://localhost:1/"}}]`
+
+func withoutRules(kind string) string {
+	return object("admissionregistration.k8s.io/v1", kind+"WebhookConfiguration", "without-rules", `"webhooks":`+hooksWithoutRules)
+}
+
+func schemaOf(version map[string]any) map[string]any {
+	return version["schema"].(map[string]any)["openAPIV3Schema"].(map[string]any)
+}
+
 // properties returns the fields of a field in a version's schema.
 func properties(version map[string]any, field string) map[string]any {
-	schema := version["schema"].(map[string]any)["openAPIV3Schema"].(map[string]any)
-	return schema["properties"].(map[string]any)[field].(map[string]any)["properties"].(map[string]any)
+	return schemaOf(version)["properties"].(map[string]any)[field].(map[string]any)["properties"].(map[string]any)
 }
 
 // replaced returns a replacement of an object by a changed one.

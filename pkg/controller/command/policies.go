@@ -62,6 +62,7 @@ same files. It changes no cluster.`,
 	c.Flags().StringArrayVar(&f.MachineSigners, "machine-signer", nil, "another signer that machines may ask; may be repeated")
 	c.Flags().StringArrayVar(&f.Bootstrappers, "bootstrapper", nil, "user under bootstrappers in the controller's configuration; may be repeated")
 	c.Flags().StringArrayVar(&f.Movers, "mover", nil, "user that may write records as the controller does, for clusterctl move or a restored backup; may be repeated")
+	c.Flags().StringArrayVar(&f.Upgraders, "upgrader", nil, "user that may change the release's CustomResourceDefinitions, for an upgrade that changes them; may be repeated")
 	c.Flags().BoolVar(&f.Revocation, "revocation", false, "also the policies that guard revocation, for a cluster with revocation.enabled: true")
 	c.Flags().StringVar(&f.path, "path", staticPath, "the folder's path on each node of the control plane")
 	return c

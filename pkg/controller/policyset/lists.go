@@ -14,6 +14,7 @@ const (
 	listSigners       = "signers"
 	listBootstrappers = "bootstrappers"
 	listMovers        = "movers"
+	listUpgraders     = "upgraders"
 )
 
 // IsControllers reports whether the variable of that name lists the controllers. The list must have

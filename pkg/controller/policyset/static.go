@@ -30,8 +30,8 @@ type Options struct {
 	// other signers that machines may ask.
 	Signers, MachineSigners []string
 	// Bootstrappers are other users that machines file their first request with. Movers may write
-	// records as the controllers do.
-	Bootstrappers, Movers []string
+	// records as the controllers do. Upgraders may change our CustomResourceDefinitions.
+	Bootstrappers, Movers, Upgraders []string
 	// Revocation adds the policies that guard revocation.
 	Revocation bool
 }
@@ -57,6 +57,7 @@ func (o Options) validate() error {
 		{"signer", o.MachineSigners, signerPattern},
 		{"bootstrapper", o.Bootstrappers, userPattern},
 		{"mover", o.Movers, userPattern},
+		{"upgrader", o.Upgraders, userPattern},
 	} {
 		for i, entry := range list.entries {
 			if !list.pattern.MatchString(entry) {
@@ -166,6 +167,8 @@ func (o Options) apply(policy string, variable *admissionv1.Variable) {
 		more = o.Bootstrappers
 	case listMovers:
 		more = o.Movers
+	case listUpgraders:
+		more = o.Upgraders
 	}
 	for _, name := range more {
 		if !slices.Contains(shipped, name) {

@@ -89,7 +89,7 @@ func (s *Set) find(name string) (policy *admissionv1.ValidatingAdmissionPolicy, 
 func TestOptionsExtendLists(t *testing.T) {
 	set, err := NewStatic(Options{
 		Scope: Alone, Controllers: []string{"one", "two"}, Signers: []string{"example.com/own"}, MachineSigners: []string{"example.com/network"},
-		Bootstrappers: []string{"boot"}, Movers: []string{"mover"}, Revocation: true,
+		Bootstrappers: []string{"boot"}, Movers: []string{"mover"}, Upgraders: []string{"upgrader"}, Revocation: true,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -101,7 +101,7 @@ func TestOptionsExtendLists(t *testing.T) {
 			if IsControllers(v.Name) && !slices.Equal(names, []string{"one", "two"}) {
 				t.Errorf("%s: controllers are %v", policy.Name, names)
 			}
-			for _, name := range []string{"example.com/own", "example.com/network", "boot", "mover"} {
+			for _, name := range []string{"example.com/own", "example.com/network", "boot", "mover", "upgrader"} {
 				if ok && slices.Contains(names, name) {
 					has[name] = append(has[name], strings.TrimSuffix(policy.Name, Suffix)+"/"+v.Name)
 				}
@@ -113,6 +113,7 @@ func TestOptionsExtendLists(t *testing.T) {
 		"example.com/network": {"node-attestation-metadata/signers", "node-attestation-signers/signers", "node-attestation-size/signers"},
 		"boot":                {"node-attestation-metadata/bootstrappers", "node-attestation-signers/bootstrappers", "node-attestation-size/bootstrappers"},
 		"mover":               {"node-attestation-guard-slices/movers", "node-attestation-records/movers", "node-attestation-revocation-slices/movers"},
+		"upgrader":            {"node-attestation-guard-definitions/upgraders"},
 	} {
 		if got := slices.Sorted(slices.Values(has[name])); !slices.Equal(got, want) {
 			t.Errorf("%s is in %v", name, got)
@@ -132,6 +133,7 @@ func TestBadOptions(t *testing.T) {
 		"signer \"example.com/a b\"":  func(o *Options) { o.MachineSigners = []string{"example.com/a b"} },
 		"bootstrapper \"\\\\\"":       func(o *Options) { o.Bootstrappers = []string{`\`} },
 		"mover \"a\\nb\"":             func(o *Options) { o.Movers = []string{"a\nb"} },
+		"upgrader \"a b\"":            func(o *Options) { o.Upgraders = []string{"a b"} },
 	} {
 		o := good
 		change(&o)
