@@ -268,7 +268,7 @@ func describePolicies(s *preflight.PolicyState) string {
 	}
 	var missing, all []string
 	for _, p := range s.Problems {
-		if p.Problem != preflight.PolicyMissing || p.Policy == policyset.ProofName {
+		if p.Problem != preflight.PolicyMissing || p.Policy == policyset.IdentityName {
 			all = append(all, p.String())
 		} else if !slices.Contains(missing, p.Policy) {
 			missing = append(missing, p.Policy)

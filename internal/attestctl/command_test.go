@@ -578,7 +578,7 @@ func TestCheckOfStaticPolicies(t *testing.T) {
 		return apierrors.NewForbidden(schema.GroupResource{Resource: "namespaces"}, defaultNamespace, errors.New(message))
 	}
 	static := forbidden(fmt.Sprintf("ValidatingAdmissionPolicy '%[1]s' with binding '%[1]s' denied request: static policies of node-attestation-controller: "+
-		`{"digest":"1","release":"%[2]s","controllers":["system:serviceaccount:node-attestation-system:node-attestation-controller"],"scope":"alone"}`, policyset.ProofName, release))
+		`{"digest":"1","release":"%[2]s","controllers":["system:serviceaccount:node-attestation-system:node-attestation-controller"],"scope":"alone"}`, policyset.IdentityName, release))
 	viewer := forbidden(`User "viewer" cannot patch resource "namespaces/status"`)
 	for name, c := range map[string]struct {
 		answer  error

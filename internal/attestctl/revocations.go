@@ -325,9 +325,9 @@ func (p *planText) addInForce(f InForce) {
 	}
 }
 
-// addLimits says what no admission policy can refuse.
+// addLimits says what stays possible after a revocation.
 func (p *planText) addLimits() {
-	p.item("an admission policy refuses writes. It cannot refuse reads, watches that are open, and tokens that the node requested before for its pods")
+	p.item("admission policies refuse writes. Reads are refused only where API servers ask the authorizer (docs/revocation.md). Open watches, and tokens that the node requested for its pods, stay usable")
 }
 
 // mustBeInForce returns an error if revoked certificates are not refused.

@@ -258,7 +258,7 @@ func (i *invocation) planSuspension(ctx context.Context, a *access, node string,
 	out.item("its node becomes NotReady, and stays NotReady until you resume the machine")
 	out.addLimits()
 	if !f.evict {
-		out.item("it may still read the Secrets, ConfigMaps and volumes of the pods that are bound to it: --evict ends that")
+		out.item("without the authorizer it may still read the Secrets, ConfigMaps and volumes of its pods: --evict ends that")
 		return p, nil
 	}
 	e, err := a.readEviction(ctx, node)

@@ -119,8 +119,8 @@ func TestBadFile(t *testing.T) {
 	for _, scope := range policyset.Scopes() {
 		policies(t, dir, "--scope="+scope, "--revocation", "--signer=example.com/own", "--machine-signer=example.com/network", "--bootstrapper=boot", "--mover=mover")
 		harness.Eventually(t, harness.Soon, "the API server has the policies of scope "+scope, func() bool {
-			proof, err := askProof(t.Context(), c.admin)
-			return err == nil && proof.Scope == scope && proof.Digest == digestOf(t, dir)
+			identity, err := askIdentity(t.Context(), c.admin)
+			return err == nil && identity.Scope == scope && identity.Digest == digestOf(t, dir)
 		})
 	}
 }
@@ -143,20 +143,20 @@ func TestMoveWithoutAGap(t *testing.T) {
 	second, err := c.AddAPIServer(t.Context(), readsFrom(dir))
 	harness.Must(t, err)
 	attacker.also(second.Client())
-	if _, err := askProof(t.Context(), c.admin); err == nil {
-		t.Error("an API server without the file shows the proof")
+	if _, err := askIdentity(t.Context(), c.admin); err == nil {
+		t.Error("an API server without the file shows the identity policy")
 	}
-	proof, err := askProof(t.Context(), second.Client())
+	identity, err := askIdentity(t.Context(), second.Client())
 	harness.Must(t, err)
-	if release, err := policyset.ReleaseDigest(policyset.Alone, false); err != nil || proof.Release != release || proof.Digest != digestOf(t, dir) || !slices.Equal(proof.Controllers, []string{controllerUser}) {
-		t.Errorf("the proof is %+v: %v", proof, err)
+	if release, err := policyset.ReleaseDigest(policyset.Alone, false); err != nil || identity.Release != release || identity.Digest != digestOf(t, dir) || !slices.Equal(identity.Controllers, []string{controllerUser}) {
+		t.Errorf("the identity policy is %+v: %v", identity, err)
 	}
 	harness.Must(t, approve(t.Context(), as(t, second.AdminConfig(), controllerUser), request))
 	harness.Must(t, c.APIServer().Stop())
 	third, err := c.AddAPIServer(t.Context(), readsFrom(dir))
 	harness.Must(t, err)
 	attacker.also(third.Client())
-	if other, err := askProof(t.Context(), third.Client()); err != nil || other.Digest != proof.Digest {
+	if other, err := askIdentity(t.Context(), third.Client()); err != nil || other.Digest != identity.Digest {
 		t.Errorf("two API servers with one file differ: %v", err)
 	}
 	// 2. The static form alone.
@@ -176,8 +176,8 @@ func TestMoveWithoutAGap(t *testing.T) {
 		policies(t, dir, users...)
 		for _, server := range []*testbed.APIServer{second, third} {
 			harness.Eventually(t, harness.Soon, "an API server has the new file", func() bool {
-				proof, err := askProof(t.Context(), server.Client())
-				return err == nil && proof.Digest == digestOf(t, dir)
+				identity, err := askIdentity(t.Context(), server.Client())
+				return err == nil && identity.Digest == digestOf(t, dir)
 			})
 			harness.Must(t, approve(t.Context(), as(t, server.AdminConfig(), renamed), request))
 		}
@@ -260,12 +260,12 @@ func metric(t *testing.T, api kubernetes.Interface, name string) string {
 	return strings.Join(found, "\n")
 }
 
-// digestOf returns the digest of a folder's policies, as the proof has it.
+// digestOf returns the digest of a folder's policies, as the identity policy has it.
 func digestOf(t *testing.T, dir string) string {
 	t.Helper()
 	content, err := os.ReadFile(filepath.Join(dir, policyset.PoliciesFile))
 	harness.Must(t, err)
-	at := bytes.Index(content, []byte("---\napiVersion: admissionregistration.k8s.io/v1\nkind: ValidatingAdmissionPolicy\nmetadata:\n  name: "+policyset.ProofName))
+	at := bytes.Index(content, []byte("---\napiVersion: admissionregistration.k8s.io/v1\nkind: ValidatingAdmissionPolicy\nmetadata:\n  name: "+policyset.IdentityName))
 	sum := sha256.Sum256(content[:at])
 	return hex.EncodeToString(sum[:])
 }

@@ -164,13 +164,13 @@ func refusedBy(err error, policy string) bool {
 
 func isStatic(policy string) string { return policy + policyset.Suffix }
 
-// askProof asks an API server for its static form.
-func askProof(ctx context.Context, api kubernetes.Interface) (policyset.Proof, error) {
+// askIdentity asks an API server for its static form.
+func askIdentity(ctx context.Context, api kubernetes.Interface) (policyset.Identity, error) {
 	content := fmt.Sprintf(`{"status":{"conditions":[{"type":%q,"status":"Unknown","reason":"DryRun","message":"","lastTransitionTime":null}]}}`, policyset.ConditionStatic)
 	_, err := api.CoreV1().Namespaces().Patch(ctx, metav1.NamespaceDefault, types.StrategicMergePatchType, []byte(content), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}, "status")
-	proof, ok := policyset.ParseRefusal(err)
+	identity, ok := policyset.ParseRefusal(err)
 	if !ok {
-		return proof, errors.Join(errors.New("there is no proof"), err)
+		return identity, errors.Join(errors.New("there is no identity"), err)
 	}
-	return proof, nil
+	return identity, nil
 }

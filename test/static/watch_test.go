@@ -56,7 +56,7 @@ func TestAnAPIServerWithoutTheFile(t *testing.T) {
 
 	// 1. It is named.
 	log := watch(t, connection, check)
-	const problem = policyset.ProofName + ": Missing: these API servers have no static policies: " + secondAddress
+	const problem = policyset.IdentityName + ": Missing: these API servers have no static policies: " + secondAddress
 	c.policiesBecome(t, corev1.ConditionFalse, preflight.ReasonPoliciesNotInForce, problem+". Requests can be approved without attestation")
 	harness.Eventually(t, harness.Soon, "Event, log and metric name it", func() bool {
 		events, err := c.admin.EventsV1().Events(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{FieldSelector: "reason=" + preflight.ReasonPoliciesNotInForce})
@@ -204,7 +204,7 @@ func problemGauge(t *testing.T) float64 {
 			for _, pair := range metric.GetLabel() {
 				labels[pair.GetName()] = pair.GetValue()
 			}
-			if labels["policy"] == policyset.ProofName && labels["problem"] == preflight.PolicyMissing {
+			if labels["policy"] == policyset.IdentityName && labels["problem"] == preflight.PolicyMissing {
 				return metric.GetGauge().GetValue()
 			}
 		}

@@ -41,8 +41,9 @@ func (i *invocation) authorizerCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "authorizer",
 		Short: "Answer API servers whether a node's certificate is revoked: a webhook authorizer",
-		Long: `authorizer answers SubjectAccessReviews of the API server on the same host. It denies requests of revoked certificates and suspended
-machines, reads too, except those with which a node attests again. About all others it has no opinion. It never allows a request.
+		Long: `authorizer answers SubjectAccessReviews of the API server on the same host. It denies each request with a revoked certificate, also reads,
+except those by which a node attests again. It denies each request of a suspended machine, and with the tokens of its pods. For all
+other requests it has no opinion. It never allows a request.
 
 It answers from memory. Its lists come from the API server, and from the state file until the API server can be read. It reads no
 configuration file of the controller, except for --unattested-nodes-from.`,
@@ -51,7 +52,7 @@ configuration file of the controller, except for --unattested-nodes-from.`,
 	}
 	flags := c.Flags()
 	flags.StringVar(&f.kubeconfig, "kubeconfig", "", "kubeconfig file, to read NodeAttestations, NodeSuspensions and RevocationSlices. It may be written later, and is read again when it changes")
-	flags.StringVar(&f.listen, "listen", "127.0.0.1:10360", "address for questions of the API server")
+	flags.StringVar(&f.listen, "listen", "127.0.0.1:10360", "address where the API server sends SubjectAccessReviews")
 	flags.StringVar(&f.healthListen, "health-listen", "127.0.0.1:10361", "address for /healthz, /readyz and /metrics, without TLS, or 0 for none")
 	flags.StringVar(&f.tls.Certificate, "tls-cert-file", "", "serving certificate, read again when it changes")
 	flags.StringVar(&f.tls.Key, "tls-private-key-file", "", "key of the serving certificate")

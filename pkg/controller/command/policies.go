@@ -54,7 +54,7 @@ same files. It changes no cluster.`,
 	}
 	c.Flags().StringVar(&f.dir, "static", "", "folder to write into; it may have no other files")
 	c.Flags().StringVar(&f.kubernetesVersion, "kubernetes-version", "", "the oldest version of the cluster's API servers, such as v1.37.2")
-	c.Flags().StringVar(&f.gates, "feature-gates", "", "what kube-apiserver's flag of that name says, if it is set")
+	c.Flags().StringVar(&f.gates, "feature-gates", "", "value of kube-apiserver's --feature-gates, if that is set")
 	c.Flags().StringVar(&f.scope, "scope", policyset.Alone.String(), "kind of the cluster: "+strings.Join(policyset.Scopes(), ", ")+"; workload and management are for Cluster API")
 	cli.CompleteFlag(c, "scope", policyset.Scopes())
 	c.Flags().StringArrayVar(&f.Controllers, "controller-user", []string{shippedController}, "user that the policies name as the controller; may be repeated for several controllers")
@@ -63,7 +63,7 @@ same files. It changes no cluster.`,
 	c.Flags().StringArrayVar(&f.Bootstrappers, "bootstrapper", nil, "user under bootstrappers in the controller's configuration; may be repeated")
 	c.Flags().StringArrayVar(&f.Movers, "mover", nil, "user that may write records as the controller does, for clusterctl move or a restored backup; may be repeated")
 	c.Flags().StringArrayVar(&f.Upgraders, "upgrader", nil, "user that may change the release's CustomResourceDefinitions, for an upgrade that changes them; may be repeated")
-	c.Flags().BoolVar(&f.Revocation, "revocation", false, "also the policies that guard revocation, for a cluster with revocation.enabled: true")
+	c.Flags().BoolVar(&f.Revocation, "revocation", false, "also the static policies and guards of revocation, for a cluster with revocation.enabled: true")
 	c.Flags().StringVar(&f.path, "path", staticPath, "the folder's path on each node of the control plane")
 	return c
 }
@@ -71,7 +71,7 @@ same files. It changes no cluster.`,
 func (i *invocation) writePolicies(f policiesFlags) error {
 	// 1. The command line.
 	if f.dir == "" {
-		return cli.Usage(errors.New("--static has to name the folder to write into"))
+		return cli.Usage(errors.New("--static is required: the folder to write into"))
 	}
 	scope, err := policyset.ParseScope(f.scope)
 	if err != nil {
@@ -118,7 +118,7 @@ func readsFromDisk(kubernetes, gates string) error {
 	}
 	const stay = "keep the policies in the API (docs/cluster-setup.md)"
 	if parsed.LessThan(version.MustParseSemantic(staticVersion)) {
-		return cli.Fail(CodeConfiguration, stay, fmt.Errorf("kube-apiserver %s does not read policies from its disk, %s or later does: nothing is written", kubernetes, staticVersion))
+		return cli.Fail(CodeConfiguration, stay, fmt.Errorf("kube-apiserver %s does not read policies from its disk; %s and later do. Nothing was written", kubernetes, staticVersion))
 	}
 	on := true
 	for gate := range strings.SplitSeq(gates, ",") {
@@ -128,7 +128,7 @@ func readsFromDisk(kubernetes, gates string) error {
 		}
 	}
 	if !on {
-		return cli.Fail(CodeConfiguration, stay, fmt.Errorf("the feature gate %s is off, so kube-apiserver does not read policies from its disk: nothing is written", staticGate))
+		return cli.Fail(CodeConfiguration, stay, fmt.Errorf("the feature gate %s is off, so kube-apiserver does not read policies from its disk. Nothing was written", staticGate))
 	}
 	return nil
 }
@@ -152,19 +152,19 @@ func onlyOurs(dir string, files map[string][]byte) error {
 		}
 		if entry.IsDir() {
 			if name != "." && name != filepath.Dir(policyset.PoliciesFile) {
-				return fmt.Errorf("folder %s: is not of this command", at)
+				return fmt.Errorf("folder %s: was not written by this command", at)
 			}
 			return nil
 		}
 		if _, known := files[strings.TrimSuffix(name, temporary)]; !known || !entry.Type().IsRegular() {
-			return fmt.Errorf("%s: is not of this command", at)
+			return fmt.Errorf("%s: was not written by this command", at)
 		}
 		if strings.HasSuffix(name, temporary) {
 			return nil // left by a crash
 		}
 		content, err := bounded.ReadFile(at, maxFile)
 		if err == nil && !bytes.HasPrefix(content, []byte(policyset.Mark)) {
-			err = fmt.Errorf("%s: was not made by this command", at)
+			err = fmt.Errorf("%s: was not written by this command", at)
 		}
 		return err
 	})

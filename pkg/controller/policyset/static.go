@@ -37,7 +37,7 @@ type Options struct {
 }
 
 var (
-	// A user name is between quotes in an expression, and in the proof's message.
+	// A user name is between quotes in an expression, and in the identity policy's message.
 	userPattern   = regexp.MustCompile(`^[-!#$%&()*+./0-9:;<=>?@A-Z^_a-z{|}~]{1,512}$`)
 	signerPattern = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[-A-Za-z0-9._:]+$`)
 )
@@ -52,19 +52,19 @@ func (o Options) validate() error {
 		entries []string
 		pattern *regexp.Regexp
 	}{
-		{"user of the controller", o.Controllers, userPattern},
+		{"controller-user", o.Controllers, userPattern},
 		{"signer", o.Signers, signerPattern},
-		{"signer", o.MachineSigners, signerPattern},
+		{"machine-signer", o.MachineSigners, signerPattern},
 		{"bootstrapper", o.Bootstrappers, userPattern},
 		{"mover", o.Movers, userPattern},
 		{"upgrader", o.Upgraders, userPattern},
 	} {
 		for i, entry := range list.entries {
 			if !list.pattern.MatchString(entry) {
-				return fmt.Errorf("%s %.128q: is not a name that a policy can have", list.what, entry)
+				return fmt.Errorf("--%s %.128q: is not a name that a policy can have", list.what, entry)
 			}
 			if slices.Contains(list.entries[:i], entry) {
-				return fmt.Errorf("%s %q: is named twice", list.what, entry)
+				return fmt.Errorf("--%s %q: is named twice", list.what, entry)
 			}
 		}
 	}
@@ -122,8 +122,8 @@ var signerLists = map[string]func(Options) []string{
 
 func allSigners(o Options) []string { return slices.Concat(o.Signers, o.MachineSigners) }
 
-// NewStatic returns the policies and bindings of the static form, without the proof. Their names
-// end with Suffix. Only these, and the lists of the options, differ from the manifests.
+// NewStatic returns the policies and bindings of the static form, without the identity policy.
+// Their names end with Suffix. Only these, and the lists of the options, differ from the manifests.
 func NewStatic(o Options) (*Set, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
@@ -179,12 +179,12 @@ func (o Options) apply(policy string, variable *admissionv1.Variable) {
 }
 
 // header begins the file of the policies.
-const header = Mark + `# An API server of Kubernetes 1.37 or later reads these policies from its disk. The proof is the
-# last of them, so an API server that shows it has read them all.
+const header = Mark + `# An API server of Kubernetes 1.37 or later reads these policies from its disk. The identity policy
+# is the last of them, so an API server that shows it has read them all.
 `
 
 // RenderStatic returns the file of the static form. Each policy is followed by its binding. The
-// proof is last, so that a file that was cut off does not have it.
+// identity policy is last, so that a file that was cut off does not have it.
 func RenderStatic(o Options) ([]byte, error) {
 	static, err := NewStatic(o)
 	if err != nil {
@@ -201,12 +201,12 @@ func RenderStatic(o Options) ([]byte, error) {
 	// No document before the first policy: an API server takes one of comments alone for a mistake.
 	content = append([]byte(header), content...)
 	sum := sha256.Sum256(content)
-	policy, binding, err := Proof{Digest: hex.EncodeToString(sum[:]), Release: release, Controllers: o.Controllers, Scope: o.Scope.String()}.policy()
+	policy, binding, err := Identity{Digest: hex.EncodeToString(sum[:]), Release: release, Controllers: o.Controllers, Scope: o.Scope.String()}.policy()
 	if err != nil {
 		return nil, err
 	}
-	proof, err := (&Set{Policies: []admissionv1.ValidatingAdmissionPolicy{policy}, Bindings: []admissionv1.ValidatingAdmissionPolicyBinding{binding}}).render()
-	return slices.Concat(content, []byte("---\n"), proof), err
+	identity, err := (&Set{Policies: []admissionv1.ValidatingAdmissionPolicy{policy}, Bindings: []admissionv1.ValidatingAdmissionPolicyBinding{binding}}).render()
+	return slices.Concat(content, []byte("---\n"), identity), err
 }
 
 // render returns the YAML of all policies, each with its bindings.

@@ -31,7 +31,7 @@ func TestStaticFormEqualsTheAPIs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		seen := map[string]bool{ProofName: true}
+		seen := map[string]bool{IdentityName: true}
 		for _, part := range []part{attestation, revocation, guards, revocationGuards} {
 			set, err := part.of(scope)
 			if err != nil {
@@ -124,16 +124,16 @@ func TestOptionsExtendLists(t *testing.T) {
 func TestBadOptions(t *testing.T) {
 	good := Options{Scope: Alone, Controllers: []string{shipped}}
 	for says, change := range map[string]func(*Options){
-		"scope":                       func(o *Options) { o.Scope = 0 },
-		"no user":                     func(o *Options) { o.Controllers = nil },
-		"user of the controller \"\"": func(o *Options) { o.Controllers = []string{""} },
-		"user of the controller \"a'": func(o *Options) { o.Controllers = []string{"a', 'system:admin"} },
-		"is named twice":              func(o *Options) { o.Controllers = []string{shipped, shipped} },
-		"signer \"kubelet\"":          func(o *Options) { o.Signers = []string{"kubelet"} },
-		"signer \"example.com/a b\"":  func(o *Options) { o.MachineSigners = []string{"example.com/a b"} },
-		"bootstrapper \"\\\\\"":       func(o *Options) { o.Bootstrappers = []string{`\`} },
-		"mover \"a\\nb\"":             func(o *Options) { o.Movers = []string{"a\nb"} },
-		"upgrader \"a b\"":            func(o *Options) { o.Upgraders = []string{"a b"} },
+		"scope":                      func(o *Options) { o.Scope = 0 },
+		"no user":                    func(o *Options) { o.Controllers = nil },
+		"--controller-user \"\"":     func(o *Options) { o.Controllers = []string{""} },
+		"--controller-user \"a'":     func(o *Options) { o.Controllers = []string{"a', 'system:admin"} },
+		"is named twice":             func(o *Options) { o.Controllers = []string{shipped, shipped} },
+		"signer \"kubelet\"":         func(o *Options) { o.Signers = []string{"kubelet"} },
+		"signer \"example.com/a b\"": func(o *Options) { o.MachineSigners = []string{"example.com/a b"} },
+		"bootstrapper \"\\\\\"":      func(o *Options) { o.Bootstrappers = []string{`\`} },
+		"mover \"a\\nb\"":            func(o *Options) { o.Movers = []string{"a\nb"} },
+		"upgrader \"a b\"":           func(o *Options) { o.Upgraders = []string{"a b"} },
 	} {
 		o := good
 		change(&o)
@@ -143,9 +143,9 @@ func TestBadOptions(t *testing.T) {
 	}
 }
 
-// The proof of a file names its digest, its release and its controllers. Anything else that an API
-// server answers is no proof.
-func TestProof(t *testing.T) {
+// The identity policy of a file names its digest, its release and its controllers. Anything
+// else that an API server answers is no identity.
+func TestIdentity(t *testing.T) {
 	o := Options{Scope: Workload, Controllers: []string{"b", shipped}}
 	content, err := RenderStatic(o)
 	if err != nil {
@@ -155,34 +155,34 @@ func TestProof(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	policy, binding := set.find(ProofName)
+	policy, binding := set.find(IdentityName)
 	if policy == nil || binding == nil || !bytes.HasSuffix(content, []byte("validationActions:\n  - Deny\n")) {
-		t.Fatal("the proof is not the last")
+		t.Fatal("the identity policy is not the last")
 	}
 	refusal := func(policy, message string) error {
 		return apierrors.NewForbidden(schema.GroupResource{Resource: "namespaces"}, "node-attestation-system",
 			fmt.Errorf("ValidatingAdmissionPolicy '%[1]s' with binding '%[1]s' denied request: %[2]s", policy, message))
 	}
 	message := policy.Spec.Validations[0].Message
-	proof, ok := ParseRefusal(refusal(ProofName, message))
-	file, _, _ := bytes.Cut(content, []byte("---\napiVersion: admissionregistration.k8s.io/v1\nkind: ValidatingAdmissionPolicy\nmetadata:\n  name: "+ProofName))
+	identity, ok := ParseRefusal(refusal(IdentityName, message))
+	file, _, _ := bytes.Cut(content, []byte("---\napiVersion: admissionregistration.k8s.io/v1\nkind: ValidatingAdmissionPolicy\nmetadata:\n  name: "+IdentityName))
 	sum := sha256.Sum256(file)
 	release, err := ReleaseDigest(Workload, false)
-	if err != nil || !ok || proof.Digest != hex.EncodeToString(sum[:]) || proof.Release != release || proof.Scope != "workload" || !slices.Equal(proof.Controllers, o.Controllers) {
-		t.Errorf("%+v, %v, %v", proof, ok, err)
+	if err != nil || !ok || identity.Digest != hex.EncodeToString(sum[:]) || identity.Release != release || identity.Scope != "workload" || !slices.Equal(identity.Controllers, o.Controllers) {
+		t.Errorf("%+v, %v, %v", identity, ok, err)
 	}
 	for title, err := range map[string]error{
 		"accepted":         nil,
 		"another policy":   refusal("mine", message),
-		"quoted by one":    refusal("mine", "ValidatingAdmissionPolicy '"+ProofName+"' with binding '"+ProofName+"' denied request: "+message),
-		"quoted in a name": refusal("mine", refusal(ProofName, message).Error()),
+		"quoted by one":    refusal("mine", "ValidatingAdmissionPolicy '"+IdentityName+"' with binding '"+IdentityName+"' denied request: "+message),
+		"quoted in a name": refusal("mine", refusal(IdentityName, message).Error()),
 		"no right":         apierrors.NewForbidden(schema.GroupResource{Resource: "namespaces"}, "a", fmt.Errorf("User \"a\" cannot patch: %s", message)),
-		"another message":  refusal(ProofName, "static policies"),
-		"no document":      refusal(ProofName, proofPrefix+"{"),
-		"another answer":   apierrors.NewBadRequest(refusal(ProofName, message).Error()),
+		"another message":  refusal(IdentityName, "static policies"),
+		"no document":      refusal(IdentityName, identityPrefix+"{"),
+		"another answer":   apierrors.NewBadRequest(refusal(IdentityName, message).Error()),
 	} {
 		if _, ok := ParseRefusal(err); ok {
-			t.Errorf("%s is taken for the proof", title)
+			t.Errorf("%s is taken for the identity policy", title)
 		}
 	}
 }

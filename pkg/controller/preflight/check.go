@@ -74,7 +74,7 @@ const (
 	consequenceApproval = "Requests can be approved without attestation"
 	remedyAPI           = "apply the release's policies with your overlay (docs/controller-configuration.md)"
 	remedyRevocation    = "apply packaging/kubernetes-revocation again with your overlay (docs/cluster-setup.md#revocation)"
-	remedyStatic        = "write this release's file with node-attestation-controller policies --static, and copy it to each API server (docs/operations.md#policies-on-disk-changed)"
+	remedyStatic        = "write this release's file with node-attestation-controller policies --static, and copy it to each API server (docs/operations.md#static-policies-changed)"
 )
 
 // Check reads policies and bindings, and asks for static policies. It ignores those of revocation.
@@ -121,7 +121,7 @@ func (c *PolicyCheck) assess(ctx context.Context, policies []admissionv1.Validat
 		s.Problems = differences
 		s.Consequence, s.Remedy = "The API server evaluates both forms, and refuses what one of them refuses", remedyStatic
 	case static.unreached():
-		return nil, fmt.Errorf("the API has not all policies, and no API server says whether it has static ones: %s", strings.Join(s.Unknown, "; "))
+		return nil, fmt.Errorf("policies in the API are missing or altered, and no API server answered whether it has static policies: %s", strings.Join(s.Unknown, "; "))
 	case !static.some():
 		s.Problems, s.Forbidden = apiProblems, static.forbidden()
 		s.Consequence, s.Remedy = consequenceApproval, remedyAPI

@@ -19,26 +19,26 @@ func answered(inAPI bool, servers ...apiServer) *StaticProber {
 	return &StaticProber{answers: staticAnswers{servers: servers}, asked: time.Now(), inAPI: inAPI}
 }
 
-// proofOf describes the static policies of this release.
-func proofOf(t *testing.T, scope policyset.Scope, withRevocation bool, controllers ...string) *policyset.Proof {
+// identityOf describes the static policies of this release.
+func identityOf(t *testing.T, scope policyset.Scope, withRevocation bool, controllers ...string) *policyset.Identity {
 	t.Helper()
 	release, err := policyset.ReleaseDigest(scope, withRevocation)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &policyset.Proof{Digest: "1", Release: release, Scope: scope.String(), Controllers: controllers}
+	return &policyset.Identity{Digest: "1", Release: release, Scope: scope.String(), Controllers: controllers}
 }
 
 // The policies are in force if each API server has them in one of the forms.
 func TestEachAPIServerHasAForm(t *testing.T) {
 	const api, static = "the policies and their bindings are the release's", "the policies are the release's; API servers with static policies: a"
-	good := proofOf(t, policyset.Alone, false, shippedController)
-	altered := func(change func(*policyset.Proof)) *policyset.Proof {
-		proof := *good
-		change(&proof)
-		return &proof
+	good := identityOf(t, policyset.Alone, false, shippedController)
+	altered := func(change func(*policyset.Identity)) *policyset.Identity {
+		identity := *good
+		change(&identity)
+		return &identity
 	}
-	older := altered(func(p *policyset.Proof) { p.Release = "older" })
+	older := altered(func(p *policyset.Identity) { p.Release = "older" })
 	a, b, lacks := apiServer{address: "a", static: good}, apiServer{address: "b", static: good}, apiServer{address: "b"}
 	down := apiServer{address: "b", unknown: "no connection"}
 	for title, c := range map[string]struct {
@@ -56,26 +56,26 @@ func TestEachAPIServerHasAForm(t *testing.T) {
 		"both forms":                           {inAPI: true, servers: []apiServer{a, b}, says: api + "; API servers with static policies: a, b"},
 		"both forms, on the way":               {inAPI: true, servers: []apiServer{a, lacks}, says: api + "; API servers with static policies: a; without: b"},
 		"static, one is down":                  {servers: []apiServer{a, down}, says: static + "; static policies of b are not known: no connection"},
-		"static with the guards of revocation": {servers: []apiServer{{address: "a", static: proofOf(t, policyset.Alone, true, shippedController)}}, says: static},
+		"static with the guards of revocation": {servers: []apiServer{{address: "a", static: identityOf(t, policyset.Alone, true, shippedController)}}, says: static},
 		"neither":                              {servers: []apiServer{lacks}, says: "node-attestation-approval: Missing: ", remedy: remedyAPI, problems: 14},
 		"neither, nothing asked":               {says: "node-attestation-approval: Missing: ", remedy: remedyAPI, problems: 14},
-		"one lacks both":                       {servers: []apiServer{a, lacks}, says: policyset.ProofName + ": Missing: these API servers have no static policies: b", remedy: remedyStatic, problems: 1},
+		"one lacks both":                       {servers: []apiServer{a, lacks}, says: policyset.IdentityName + ": Missing: these API servers have no static policies: b", remedy: remedyStatic, problems: 1},
 		"another release": {servers: []apiServer{a, {address: "b", static: older}},
-			says: policyset.ProofName + ": Altered: the static policies of these API servers are those of another release: b", remedy: remedyStatic, problems: 1},
+			says: policyset.IdentityName + ": Altered: the static policies of these API servers are those of another release: b", remedy: remedyStatic, problems: 1},
 		"another release on both": {servers: []apiServer{{address: "a", static: older}, {address: "b", static: older}},
-			says: policyset.ProofName + ": Altered: the static policies of these API servers are those of another release: a, b", remedy: remedyStatic, problems: 1},
+			says: policyset.IdentityName + ": Altered: the static policies of these API servers are those of another release: a, b", remedy: remedyStatic, problems: 1},
 		"another release, and the API": {inAPI: true, servers: []apiServer{{address: "b", static: older}},
-			says: policyset.ProofName + ": Altered: the static policies of these API servers are those of another release: b", remedy: remedyStatic, problems: 1},
-		"another controller": {servers: []apiServer{a, {address: "b", static: altered(func(p *policyset.Proof) { p.Controllers = []string{"system:admin"} })}},
-			says: policyset.ProofName + `: Altered: the static policies of these API servers name the controller "system:admin", which is not configured: b`, remedy: remedyStatic, problems: 1},
-		"a controller more": {servers: []apiServer{{address: "b", static: altered(func(p *policyset.Proof) { p.Controllers = []string{shippedController, "x"} })}},
-			says: policyset.ProofName + `: Altered: the static policies of these API servers name the controller "x"`, remedy: remedyStatic, problems: 1},
-		"no controller": {servers: []apiServer{{address: "b", static: altered(func(p *policyset.Proof) { p.Controllers = nil })}},
-			says: policyset.ProofName + `: Altered: the static policies of these API servers do not name the controller "` + shippedController, remedy: remedyStatic, problems: 1},
-		"another kind of cluster": {servers: []apiServer{{address: "b", static: proofOf(t, policyset.Workload, false, shippedController)}},
-			says: policyset.ProofName + `: Altered: the static policies of these API servers are written with --scope "workload", not alone: b`, remedy: remedyStatic, problems: 1},
+			says: policyset.IdentityName + ": Altered: the static policies of these API servers are those of another release: b", remedy: remedyStatic, problems: 1},
+		"another controller": {servers: []apiServer{a, {address: "b", static: altered(func(p *policyset.Identity) { p.Controllers = []string{"system:admin"} })}},
+			says: policyset.IdentityName + `: Altered: the static policies of these API servers name the controller "system:admin", which is not configured: b`, remedy: remedyStatic, problems: 1},
+		"a controller more": {servers: []apiServer{{address: "b", static: altered(func(p *policyset.Identity) { p.Controllers = []string{shippedController, "x"} })}},
+			says: policyset.IdentityName + `: Altered: the static policies of these API servers name the controller "x"`, remedy: remedyStatic, problems: 1},
+		"no controller": {servers: []apiServer{{address: "b", static: altered(func(p *policyset.Identity) { p.Controllers = nil })}},
+			says: policyset.IdentityName + `: Altered: the static policies of these API servers do not name the controller "` + shippedController, remedy: remedyStatic, problems: 1},
+		"another kind of cluster": {servers: []apiServer{{address: "b", static: identityOf(t, policyset.Workload, false, shippedController)}},
+			says: policyset.IdentityName + `: Altered: the static policies of these API servers are written with --scope "workload", not alone: b`, remedy: remedyStatic, problems: 1},
 		"each problem": {servers: []apiServer{{address: "a", static: older}, lacks},
-			says: policyset.ProofName + ": Missing: ", remedy: remedyStatic, problems: 2},
+			says: policyset.IdentityName + ": Missing: ", remedy: remedyStatic, problems: 2},
 	} {
 		set := &policyset.Set{}
 		if c.inAPI {
@@ -139,7 +139,7 @@ func TestNoAPIServerAnswers(t *testing.T) {
 
 // Static policies that are in force let enforcement start. An API server without them does not.
 func TestStaticPoliciesLetEnforcementStart(t *testing.T) {
-	has, lacks := apiServer{address: "a", static: proofOf(t, policyset.Alone, false, shippedController)}, apiServer{address: "b"}
+	has, lacks := apiServer{address: "a", static: identityOf(t, policyset.Alone, false, shippedController)}, apiServer{address: "b"}
 	for _, servers := range [][]apiServer{{has}, {has, lacks}, {lacks}} {
 		p := &Preflight{Policies: []*PolicyCheck{{Scope: policyset.Alone, Client: fake.NewClientBuilder().Build(), User: shippedController, Static: answered(false, servers...)}}}
 		err := p.policiesInForce(t.Context())
@@ -162,7 +162,7 @@ func TestStaticGuardsOfRevocation(t *testing.T) {
 			filled.Policies = append(filled.Policies, p)
 		}
 	}
-	with, without := proofOf(t, policyset.Alone, true, shippedController), proofOf(t, policyset.Alone, false, shippedController)
+	with, without := identityOf(t, policyset.Alone, true, shippedController), identityOf(t, policyset.Alone, false, shippedController)
 	for title, c := range map[string]struct {
 		servers []apiServer
 		guarded bool
@@ -190,7 +190,7 @@ func TestStaticGuardsOfRevocation(t *testing.T) {
 func TestPoliciesLockOutInAuditMode(t *testing.T) {
 	none := func(s *policyset.Set) { s.Policies = nil }
 	static := func(controllers ...string) *StaticProber {
-		return answered(false, apiServer{address: "a", static: proofOf(t, policyset.Alone, false, controllers...)}, apiServer{address: "b"})
+		return answered(false, apiServer{address: "a", static: identityOf(t, policyset.Alone, false, controllers...)}, apiServer{address: "b"})
 	}
 	for title, c := range map[string]struct {
 		audit   bool

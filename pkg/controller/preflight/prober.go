@@ -81,7 +81,7 @@ type apiServer struct {
 	// address is host:port, or the connection's URL. That URL may lead to any API server.
 	address string
 	// static describes its static policies. It is nil if it has none, or if that is not known.
-	static *policyset.Proof
+	static *policyset.Identity
 	// unknown says why that is not known, in a text that stays the same while the cause does.
 	unknown string
 	// forbidden says that the user may not ask. unreached says that it did not answer, or could not
@@ -196,8 +196,8 @@ func (p *StaticProber) askServer(ctx context.Context, address string) apiServer 
 	if err == nil {
 		return server
 	}
-	if proof, ok := policyset.ParseRefusal(err); ok {
-		server.static = &proof
+	if identity, ok := policyset.ParseRefusal(err); ok {
+		server.static = &identity
 		return server
 	}
 	server.unknown, server.forbidden, server.unreached = cause(err), apierrors.IsForbidden(err), isTransient(err)

@@ -43,7 +43,7 @@ const (
 // fakeServer is an API server that a prober asks. Its fields say how it answers.
 type fakeServer struct {
 	// static are its static policies, nil if it has none.
-	static *policyset.Proof
+	static *policyset.Identity
 	// refusal refuses the write instead. Slices are the addresses of the EndpointSlice.
 	refusal, slicesError *apierrors.StatusError
 	addresses            []string
@@ -93,12 +93,12 @@ func (f *fakeServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // refusalOf is an API server's answer with these static policies.
-func refusalOf(proof policyset.Proof) *apierrors.StatusError {
-	content, err := json.Marshal(proof)
+func refusalOf(identity policyset.Identity) *apierrors.StatusError {
+	content, err := json.Marshal(identity)
 	if err != nil {
 		panic(err)
 	}
-	return refusalWith(fmt.Sprintf("ValidatingAdmissionPolicy '%s' with binding '%s' denied request: static policies of node-attestation-controller: %s", policyset.ProofName, policyset.ProofName, content))
+	return refusalWith(fmt.Sprintf("ValidatingAdmissionPolicy '%s' with binding '%s' denied request: static policies of node-attestation-controller: %s", policyset.IdentityName, policyset.IdentityName, content))
 }
 
 func refusalWith(message string) *apierrors.StatusError {
@@ -156,7 +156,7 @@ func anotherCertificate(t *testing.T) tls.Certificate {
 func TestEachAPIServerIsAsked(t *testing.T) {
 	const one, two = "192.0.2.1:6443", "192.0.2.2:6443"
 	both := []string{"192.0.2.2", "192.0.2.1"}
-	a, b := &policyset.Proof{Digest: "a"}, &policyset.Proof{Digest: "b"}
+	a, b := &policyset.Identity{Digest: "a"}, &policyset.Identity{Digest: "b"}
 	for title, c := range map[string]struct {
 		inAPI, each bool
 		servers     map[string]*fakeServer
@@ -188,7 +188,7 @@ func TestEachAPIServerIsAsked(t *testing.T) {
 		"not on one without an address": {servers: map[string]*fakeServer{ownHost: {addresses: both[:1]}, two: {static: a}},
 			with: two, without: "https://" + ownHost, calls: 4},
 		"different files": {servers: map[string]*fakeServer{ownHost: {addresses: both, static: a}, one: {static: a}, two: {static: b}},
-			with: one + ", " + two, unknown: []string{"the files of these API servers differ"}, calls: 4},
+			with: one + ", " + two, unknown: []string{"API servers have different files of static policies"}, calls: 4},
 		"one is down": {servers: map[string]*fakeServer{ownHost: {addresses: both, static: a}, one: {static: a}, two: {down: true}},
 			with: one, unknown: []string{"static policies of " + two + " are not known: no connection"}, calls: 3},
 		"one is another machine": {servers: map[string]*fakeServer{ownHost: {addresses: both, static: a}, one: {static: a}, two: {another: true}},
@@ -206,7 +206,7 @@ func TestEachAPIServerIsAsked(t *testing.T) {
 			unknown: []string{"static policies of https://" + ownHost + " are not known: no connection", "not each API server was asked for static policies: no connection"}},
 		"it is overloaded": {servers: map[string]*fakeServer{ownHost: {refusal: apierrors.NewTooManyRequestsError("later"), slicesError: mayNot("get", "endpointslices")}},
 			calls: 3, unknown: []string{"static policies of https://" + ownHost + " are not known: Too many requests: later", `not each API server was asked for static policies: namespaces "n" is forbidden: User "u" cannot get resource "endpointslices"`}},
-		"another policy quotes the proof": {servers: map[string]*fakeServer{ownHost: {
+		"another policy quotes the identity policy": {servers: map[string]*fakeServer{ownHost: {
 			refusal: refusalWith("ValidatingAdmissionPolicy 'evil' with binding 'evil' denied request: " + refusalOf(*a).ErrStatus.Message), version: "v1.35.0",
 		}}, without: "https://" + ownHost, calls: 2},
 		"bad addresses": {servers: map[string]*fakeServer{ownHost: {static: a, addresses: []string{"169.254.169.254", "::ffff:169.254.0.1", "fe80::1", "localhost", "192.0.2.1", "192.0.2.1"}}, one: {static: a}},
@@ -247,7 +247,7 @@ func TestEachAPIServerIsAsked(t *testing.T) {
 
 // A workload cluster's administrator can write any number of addresses.
 func TestAddressesAreBounded(t *testing.T) {
-	f := &fakeServer{static: &policyset.Proof{Digest: "a"}}
+	f := &fakeServer{static: &policyset.Identity{Digest: "a"}}
 	for i := range 1000 {
 		f.addresses = append(f.addresses, fmt.Sprintf("198.51.%d.%d", i/250, i%250))
 	}
@@ -274,7 +274,7 @@ func TestAnswersAreReused(t *testing.T) {
 			t.Errorf("step %d: %d calls", i, len(f.asked))
 		}
 	}
-	f.static = &policyset.Proof{Digest: "a"}
+	f.static = &policyset.Identity{Digest: "a"}
 	for i, step := range []struct {
 		old   time.Duration
 		calls int
@@ -302,10 +302,10 @@ func TestAnswersAreReused(t *testing.T) {
 // reported for some time, and not only until the next connection.
 func TestALackBehindALoadBalancerIsRemembered(t *testing.T) {
 	f := &fakeServer{}
-	has := &policyset.Proof{Digest: "a"}
+	has := &policyset.Identity{Digest: "a"}
 	p := newFakeServers(t, map[string]*fakeServer{ownHost: f})
 	for i, step := range []struct {
-		has   *policyset.Proof
+		has   *policyset.Identity
 		pause time.Duration
 		lacks bool
 	}{{has, 0, false}, {nil, 0, true}, {has, 0, true}, {has, lackMemory - time.Minute, true}, {has, time.Minute, false}, {nil, 0, true}} {

@@ -66,7 +66,7 @@ func (a staticAnswers) differences(scope policyset.Scope, controllers []string) 
 		}
 		seen = append(seen, d)
 		where := a.addresses(func(s apiServer) bool { return difference(s) == d })
-		problems = append(problems, PolicyProblem{policyset.ProofName, PolicyAltered, "the static policies of these API servers " + d + ": " + where})
+		problems = append(problems, PolicyProblem{policyset.IdentityName, PolicyAltered, "the static policies of these API servers " + d + ": " + where})
 	}
 	return problems, nil
 }
@@ -89,7 +89,7 @@ func exactDifference(wanted, found []string) string {
 // lacking returns the problem that API servers have no static policies.
 func (a staticAnswers) lacking() []PolicyProblem {
 	if where := a.addresses(apiServer.lacksStatic); where != "" {
-		return []PolicyProblem{{policyset.ProofName, PolicyMissing, "these API servers have no static policies: " + where}}
+		return []PolicyProblem{{policyset.IdentityName, PolicyMissing, "these API servers have no static policies: " + where}}
 	}
 	return nil
 }
@@ -118,7 +118,7 @@ func (a staticAnswers) unknown() (all []string) {
 		all = append(all, "not each API server was asked for static policies: "+a.unlisted)
 	}
 	if len(digests) > 1 {
-		all = append(all, "the files of these API servers differ")
+		all = append(all, "API servers have different files of static policies")
 	}
 	return all
 }
