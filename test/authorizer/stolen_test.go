@@ -157,6 +157,22 @@ func (s *thief) mustBeAllowed(t *testing.T, when string, what reads) {
 	}
 }
 
+// mustReadNothingByLongSelectors fails the test unless a thief is refused, however long the API
+// server's question for the authorizer is. The longest selector is almost the longest that an API
+// server reads, and makes a question of some 8 MB.
+func (s *thief) mustReadNothingByLongSelectors(t *testing.T) {
+	t.Helper()
+	for _, count := range []int{1_000, 45_000, 240_000} {
+		query := "labelSelector=a" + strings.Repeat("%2Ca", count-1)
+		began := time.Now()
+		err := s.api.CoreV1().RESTClient().Get().RequestURI("/api/v1/services?" + query).MaxRetries(0).Do(t.Context()).Error()
+		t.Logf("%s, with a query of %d bytes: answered after %s", s.name, len(query), time.Since(began).Round(time.Millisecond))
+		if !apierrors.IsForbidden(err) {
+			t.Errorf("%s, with a query of %d bytes: %.200v", s.name, len(query), err)
+		}
+	}
+}
+
 // A key of a real kubelet is stolen, and revoked by the command. At each API server, the thief can
 // read nothing more. The node gets a new certificate by its evidence, without a token, and reads
 // all of that again.
@@ -232,6 +248,7 @@ func TestStolenKeyReadsNothing(t *testing.T) {
 	for _, s := range thieves {
 		s.mustBeRefused(t, "after the node is back", what)
 	}
+	thieves[0].mustReadNothingByLongSelectors(t)
 }
 
 // revoke runs the command. It returns when the command had created the NodeRevocation.

@@ -355,7 +355,7 @@ func TestReadsEnd(t *testing.T) {
 func TestReasonsTellTheNode(t *testing.T) {
 	t.Parallel()
 	for cause, message := range map[Cause]string{
-		Revoked: attestation.MessageRevoked, Suspended: attestation.MessageSuspended, Unrecorded: attestation.MessageUnrecorded, SuspendedToken: revocation.MessageSuspendedToken,
+		Revoked: attestation.MessageRevoked, Suspended: attestation.MessageSuspended, Unrecorded: attestation.MessageUnrecorded, SuspendedToken: revocation.MessageSuspendedToken, TooLong: messageTooLong,
 	} {
 		if cause.message() != message {
 			t.Errorf("%s: %s", cause, cause.message())

@@ -37,7 +37,11 @@ const (
 	Suspended      Cause = "suspended"
 	SuspendedToken Cause = "suspended_token"
 	Unrecorded     Cause = "unrecorded"
+	TooLong        Cause = "too_long"
 )
+
+// messageTooLong must differ from the messages from which a node learns about its certificate.
+const messageTooLong = "the request's selectors are too long for the authorizer of nodes"
 
 // message returns the reason for the API server's answer. By some of them a node learns that it has
 // to attest.
@@ -49,6 +53,8 @@ func (c Cause) message() string {
 		return revocation.MessageSuspendedToken
 	case Unrecorded:
 		return attestation.MessageUnrecorded
+	case TooLong:
+		return messageTooLong
 	default:
 		return attestation.MessageRevoked
 	}

@@ -24,9 +24,9 @@ import (
 )
 
 const (
-	// maxQuestion bounds a question, in bytes. A requester controls a part of it, such as label
-	// selectors.
-	maxQuestion = 1 << 20
+	// maxQuestion bounds a question, in bytes. A requester controls its length: a label selector of
+	// 90 kB makes one of over 1 MiB.
+	maxQuestion = 64 << 10
 	// requestTimeout bounds the time to read a question and to write the answer. An API server
 	// waits for a second (packaging/authorizer/authorization.yaml).
 	requestTimeout = 5 * time.Second
@@ -40,20 +40,35 @@ const (
 
 // ServeHTTP answers a SubjectAccessReview. It never answers with an error that an API server would
 // repeat: what cannot be read gets no opinion.
+//
+// A question over maxQuestion is denied, or a revoked certificate could read with a long selector.
+// API servers ask only about nodes and tokens of a node (packaging/authorizer/authorization.yaml),
+// and a kubelet sends no long selector.
 func (a *Authorizer) ServeHTTP(answer http.ResponseWriter, request *http.Request) {
 	review, err := readReview(answer, request)
-	if err != nil {
-		if cause := text.Line(err.Error(), telemetry.MaxLogged); a.reported.MarkReported("question", cause, a.Now(), reportInterval) {
-			a.Log.Error(nil, "cannot read a question of an API server: it gets no opinion", "cause", cause)
-		}
-		review = &authorizationv1.SubjectAccessReview{}
-		review.APIVersion, review.Kind = authorizationv1.SchemeGroupVersion.String(), kind
-	} else {
+	_, tooLong := errors.AsType[*bounded.TooLongError](err)
+	switch {
+	case err == nil:
 		review.Status = a.Authorize(request.Context(), review.Spec)
+	case tooLong:
+		review = &authorizationv1.SubjectAccessReview{Status: deny(Decision{Deny, TooLong})}
+		a.Metrics.Denied(string(TooLong), false)
+		a.reportUnread("denied: a question of an API server is too long", err)
+	default:
+		review = &authorizationv1.SubjectAccessReview{}
+		a.reportUnread("cannot read a question of an API server: it gets no opinion", err)
 	}
+	review.APIVersion, review.Kind = authorizationv1.SchemeGroupVersion.String(), kind
 	review.Spec = authorizationv1.SubjectAccessReviewSpec{} // the API server has it
 	answer.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(answer).Encode(review) // fails only if the client has gone
+}
+
+// reportUnread logs once in a while that a question could not be read.
+func (a *Authorizer) reportUnread(message string, err error) {
+	if cause := text.Line(err.Error(), telemetry.MaxLogged); a.reported.MarkReported(message, cause, a.Now(), reportInterval) {
+		a.Log.Error(nil, message, "cause", cause)
+	}
 }
 
 const kind = "SubjectAccessReview"

@@ -165,7 +165,8 @@ func TestFilesAreReadAgain(t *testing.T) {
 	}
 }
 
-// What cannot be read gets no opinion, and no error that an API server would repeat.
+// What cannot be read gets no opinion, and no error that an API server would repeat. What is too
+// long is denied: it is a thief's.
 func TestMalformedQuestions(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, slice(1, []v1alpha1.RevokedCertificate{revokedCertificate("a", 1)}))
@@ -173,24 +174,28 @@ func TestMalformedQuestions(t *testing.T) {
 	awaitLive(t, a)
 	void := `"spec":{"user":"system:node:a","groups":["system:nodes"],"extra":{"authentication.kubernetes.io/credential-id":["` + id(1) + `"]}`
 	head := `{"apiVersion":"authorization.k8s.io/v1","kind":"SubjectAccessReview",`
+	longest := head + void + "}}"
+	longest += strings.Repeat(" ", maxQuestion-len(longest))
 	for name, c := range map[string]struct {
 		method, body string
 		denied       bool
 	}{
-		"nothing":                    {"POST", "", false},
-		"no JSON":                    {"POST", "{", false},
-		"a list":                     {"POST", "[]", false},
-		"two documents":              {"POST", head + void + "}}" + head + void + "}}", false},
-		"GET":                        {"GET", head + void + "}}", false},
-		"another kind":               {"POST", strings.Replace(head, "Subject", "SelfSubject", 1) + void + "}}", false},
-		"another version":            {"POST", strings.Replace(head, "/v1", "/v1beta1", 1) + void + "}}", false},
-		"extra of another type":      {"POST", head + `"spec":{"user":"system:node:a","extra":{"a":"b"}}}`, false},
-		"too long":                   {"POST", head + void + `,"uid":"` + strings.Repeat("a", maxQuestion) + `"}}`, false},
-		"deep":                       {"POST", strings.Repeat("[", 100_000), false},
-		"a user, and nothing else":   {"POST", head + `"spec":{"user":"system:node:a"}}`, true},
-		"neither resource nor path":  {"POST", head + void + "}}", true},
-		"a field of a later release": {"POST", head + void + `,"later":{"a":1}}}`, true},
-		"a subresource":              {"POST", head + void + `,"resourceAttributes":{"verb":"create","resource":"certificatesigningrequests","group":"certificates.k8s.io","subresource":"status"}}}`, true},
+		"nothing":                      {"POST", "", false},
+		"no JSON":                      {"POST", "{", false},
+		"a list":                       {"POST", "[]", false},
+		"two documents":                {"POST", head + void + "}}" + head + void + "}}", false},
+		"GET":                          {"GET", head + void + "}}", false},
+		"another kind":                 {"POST", strings.Replace(head, "Subject", "SelfSubject", 1) + void + "}}", false},
+		"another version":              {"POST", strings.Replace(head, "/v1", "/v1beta1", 1) + void + "}}", false},
+		"extra of another type":        {"POST", head + `"spec":{"user":"system:node:a","extra":{"a":"b"}}}`, false},
+		"as long as a question may be": {"POST", longest, true},
+		"a byte longer":                {"POST", longest + " ", true},
+		"too long":                     {"POST", head + `"spec":{"uid":"` + strings.Repeat("a", 2<<20) + `","user":"system:node:a"}}`, true},
+		"deep":                         {"POST", strings.Repeat("[", 20_000), false},
+		"a user, and nothing else":     {"POST", head + `"spec":{"user":"system:node:a"}}`, true},
+		"neither resource nor path":    {"POST", head + void + "}}", true},
+		"a field of a later release":   {"POST", head + void + `,"later":{"a":1}}}`, true},
+		"a subresource":                {"POST", head + void + `,"resourceAttributes":{"verb":"create","resource":"certificatesigningrequests","group":"certificates.k8s.io","subresource":"status"}}}`, true},
 	} {
 		recorder := httptest.NewRecorder()
 		request, err := http.NewRequestWithContext(t.Context(), c.method, "https://127.0.0.1/", io.NopCloser(strings.NewReader(c.body)))
@@ -203,8 +208,11 @@ func TestMalformedQuestions(t *testing.T) {
 			answer.Kind != kind || answer.APIVersion != "authorization.k8s.io/v1" {
 			t.Errorf("%s: %d, %s, %v", name, recorder.Code, recorder.Body.String(), err)
 		}
+		if tooLong := len(c.body) > maxQuestion && c.method == "POST"; tooLong != (answer.Status.Reason == messageTooLong) {
+			t.Errorf("%s: %s", name, answer.Status.Reason)
+		}
 	}
-	if w.logged("cannot read a question") == 0 {
+	if w.logged("cannot read a question") == 0 || w.logged("is too long") != 1 {
 		t.Error("nothing is logged")
 	}
 }
