@@ -142,11 +142,15 @@ func deny(d Decision) authorizationv1.SubjectAccessReviewStatus {
 // certificate can be encoded in another way, and a stolen CA key can issue one. known reports what
 // the lists know of the records. After that, one live read of the node's records decides.
 //
-// If the read fails, the watches decide. While they are live, the lists are up to date within
-// milliseconds, so the certificate is in no record: deny. Otherwise the lists may be old, and the
-// node may have come back since: no opinion. To stop it would be worse, since nothing could let it
-// in again. A thief gains little: it has to stop this program from reading, which takes rights
-// on the control plane, and admission policies go on refusing writes of revoked certificates.
+// If the read fails, the lists may be old: a watch whose connection is lost looks live for up to a
+// minute, and it is lost for the same reasons as the read. The node may have come back since: no
+// opinion. To stop it would be worse, since nothing could let it in again. Decide denies revoked
+// certificates before this. A thief with another certificate has to stop this program from
+// reading, which takes rights on the control plane, and admission policies go on refusing writes of
+// revoked nodes.
+//
+// There is one exception: a thief can cause more reads than the limit. An API server that is not
+// asked says nothing about the watches, so live ones decide: deny.
 func (a *Authorizer) resolve(ctx context.Context, r Request, d Decision, known func(node string, credentials []string) bool) Decision {
 	node, _ := r.node()
 	switch {
@@ -162,7 +166,7 @@ func (a *Authorizer) resolve(ctx context.Context, r Request, d Decision, known f
 	switch {
 	case err == nil && isNamed:
 		return Decision{Verdict: NoOpinion}
-	case err == nil, a.isLive():
+	case err == nil, errors.Is(err, errTooMany) && a.isLive():
 		return Decision{Deny, d.Cause}
 	}
 	a.Metrics.Unresolved()

@@ -294,14 +294,19 @@ func TestBrokenWatch(t *testing.T) {
 	a, _ := w.start(t.TempDir(), nil)
 	awaitLive(t, a)
 	w.isDown.Store(true)
-	if !denies(t, a, "a", 2) {
-		t.Error("while the watches are live, a failed read is no reason to let a certificate pass")
+	if !a.isLive() || denies(t, a, "a", 2) || !denies(t, a, "a", 1) {
+		t.Error("a read fails before the watches are known to be broken: the node may have come back")
 	}
 	for _, one := range a.watches.Load().all() {
 		one.isUp.Store(false) // as the next list or watch notes it
 	}
 	if denies(t, a, "a", 2) || !denies(t, a, "a", 1) || a.isLive() {
 		t.Error("a broken watch")
+	}
+	for n := range 2 * readBurst { // then the limit is reached
+		if denies(t, a, "a", 1000+n) {
+			t.Fatal("the lists may be old")
+		}
 	}
 	if w.logged("the lists may be old") != 1 {
 		t.Errorf("%d lines", w.logged("the lists may be old"))

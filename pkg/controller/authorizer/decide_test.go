@@ -81,47 +81,51 @@ func TestDecide(t *testing.T) {
 		v1alpha1.RevocationSliceSpec{Number: revocation.PolicyCount + 2,
 			Certificates: []v1alpha1.RevokedCertificate{revokedCertificate("no-room", 6)}, Current: []v1alpha1.CurrentCertificate{currentCertificate("no-room", 16)},
 		})
+	lists.revoked[id(7)] = true // a record says so, and no list has its node
 	const get, lease = "get /secrets apps/password", "update coordination.k8s.io/leases kube-node-lease/revoked"
 	for name, c := range map[string]struct {
 		request Request
 		verdict Verdict
 		cause   Cause
 	}{
-		"another node":                     {asks("other", get, 1), NoOpinion, ""},
-		"read":                             {asks("revoked", get, 1), Deny, Revoked},
-		"write":                            {asks("revoked", lease, 1), Deny, Revoked},
-		"logs":                             {asks("revoked", "get /pods/log apps/web", 1), Deny, Revoked},
-		"proxy":                            {asks("revoked", "get /nodes/proxy /revoked", 1), Deny, Revoked},
-		"path":                             {asks("revoked", "get /healthz", 1), Deny, Revoked},
-		"another of its certificates":      {asks("revoked", get, 4), Deny, Revoked},
-		"current":                          {asks("revoked", get, 11), NoOpinion, ""},
-		"unknown":                          {asks("revoked", get, 99), Unlisted, Revoked},
-		"impersonated":                     {asks("revoked", get), Deny, Revoked},
-		"a current one of another node":    {asks("revoked", get, 16), Unlisted, Revoked},
-		"create request":                   {asks("revoked", "create certificates.k8s.io/certificatesigningrequests", 1), NoOpinion, ""},
-		"approve request":                  {asks("revoked", "update certificates.k8s.io/certificatesigningrequests/approval /r", 1), Deny, Revoked},
-		"delete request":                   {asks("revoked", "delete certificates.k8s.io/certificatesigningrequests /r", 1), Deny, Revoked},
-		"create request of another group":  {asks("revoked", "create example.com/certificatesigningrequests", 1), Deny, Revoked},
-		"get request":                      {asks("revoked", "get certificates.k8s.io/certificatesigningrequests /r", 1), NoOpinion, ""},
-		"watch request":                    {asks("revoked", "watch certificates.k8s.io/certificatesigningrequests /r", 1), NoOpinion, ""},
-		"list request":                     {asks("revoked", "list certificates.k8s.io/certificatesigningrequests /r", 1), NoOpinion, ""},
-		"list all requests":                {asks("revoked", "list certificates.k8s.io/certificatesigningrequests", 1), Deny, Revoked},
-		"watch all requests":               {asks("revoked", "watch certificates.k8s.io/certificatesigningrequests", 1), Deny, Revoked},
-		"who am I":                         {asks("revoked", "create authentication.k8s.io/selfsubjectreviews", 1), NoOpinion, ""},
-		"what may I":                       {asks("revoked", "create authorization.k8s.io/selfsubjectaccessreviews", 1), Deny, Revoked},
-		"announcement":                     {asks("revoked", "get /configmaps kube-public/node-attestation-renewal", 1), NoOpinion, ""},
-		"watch announcement":               {asks("revoked", "watch /configmaps kube-public/node-attestation-renewal", 1), Deny, Revoked},
-		"another ConfigMap":                {asks("revoked", "get /configmaps kube-public/cluster-info", 1), Deny, Revoked},
-		"announcement elsewhere":           {asks("revoked", "get /configmaps apps/node-attestation-renewal", 1), Deny, Revoked},
-		"suspended":                        {asks("suspended", get, 2), Deny, Suspended},
-		"suspended, unknown":               {asks("suspended", get, 99), Unlisted, Suspended},
-		"suspended, create request":        {asks("suspended", "create certificates.k8s.io/certificatesigningrequests", 2), Deny, Suspended},
-		"suspended, who am I":              {asks("suspended", "create authentication.k8s.io/selfsubjectreviews", 2), Deny, Suspended},
-		"suspended, current":               {asks("suspended", get, 12), NoOpinion, ""},
-		"machine of a replaced node":       {asks("replaced", "create certificates.k8s.io/certificatesigningrequests", 3), Deny, Suspended},
-		"replaced, with another":           {asks("replaced", "create certificates.k8s.io/certificatesigningrequests", 99), NoOpinion, ""},
-		"no room in policies":              {asks("no-room", get, 6), Deny, Revoked},
-		"no room in policies, current one": {asks("no-room", get, 16), NoOpinion, ""},
+		"another node":                        {asks("other", get, 21), NoOpinion, ""},
+		"revoked in a record":                 {asks("no-list", get, 7), Deny, Revoked},
+		"revoked in a record, create request": {asks("no-list", "create certificates.k8s.io/certificatesigningrequests", 7), NoOpinion, ""},
+		"another of that node":                {asks("no-list", get, 8), NoOpinion, ""},
+		"read":                                {asks("revoked", get, 1), Deny, Revoked},
+		"write":                               {asks("revoked", lease, 1), Deny, Revoked},
+		"logs":                                {asks("revoked", "get /pods/log apps/web", 1), Deny, Revoked},
+		"proxy":                               {asks("revoked", "get /nodes/proxy /revoked", 1), Deny, Revoked},
+		"path":                                {asks("revoked", "get /healthz", 1), Deny, Revoked},
+		"another of its certificates":         {asks("revoked", get, 4), Deny, Revoked},
+		"current":                             {asks("revoked", get, 11), NoOpinion, ""},
+		"unknown":                             {asks("revoked", get, 99), Unlisted, Revoked},
+		"impersonated":                        {asks("revoked", get), Deny, Revoked},
+		"a current one of another node":       {asks("revoked", get, 16), Unlisted, Revoked},
+		"create request":                      {asks("revoked", "create certificates.k8s.io/certificatesigningrequests", 1), NoOpinion, ""},
+		"approve request":                     {asks("revoked", "update certificates.k8s.io/certificatesigningrequests/approval /r", 1), Deny, Revoked},
+		"delete request":                      {asks("revoked", "delete certificates.k8s.io/certificatesigningrequests /r", 1), Deny, Revoked},
+		"create request of another group":     {asks("revoked", "create example.com/certificatesigningrequests", 1), Deny, Revoked},
+		"get request":                         {asks("revoked", "get certificates.k8s.io/certificatesigningrequests /r", 1), NoOpinion, ""},
+		"watch request":                       {asks("revoked", "watch certificates.k8s.io/certificatesigningrequests /r", 1), NoOpinion, ""},
+		"list request":                        {asks("revoked", "list certificates.k8s.io/certificatesigningrequests /r", 1), NoOpinion, ""},
+		"list all requests":                   {asks("revoked", "list certificates.k8s.io/certificatesigningrequests", 1), Deny, Revoked},
+		"watch all requests":                  {asks("revoked", "watch certificates.k8s.io/certificatesigningrequests", 1), Deny, Revoked},
+		"who am I":                            {asks("revoked", "create authentication.k8s.io/selfsubjectreviews", 1), NoOpinion, ""},
+		"what may I":                          {asks("revoked", "create authorization.k8s.io/selfsubjectaccessreviews", 1), Deny, Revoked},
+		"announcement":                        {asks("revoked", "get /configmaps kube-public/node-attestation-renewal", 1), NoOpinion, ""},
+		"watch announcement":                  {asks("revoked", "watch /configmaps kube-public/node-attestation-renewal", 1), Deny, Revoked},
+		"another ConfigMap":                   {asks("revoked", "get /configmaps kube-public/cluster-info", 1), Deny, Revoked},
+		"announcement elsewhere":              {asks("revoked", "get /configmaps apps/node-attestation-renewal", 1), Deny, Revoked},
+		"suspended":                           {asks("suspended", get, 2), Deny, Suspended},
+		"suspended, unknown":                  {asks("suspended", get, 99), Unlisted, Suspended},
+		"suspended, create request":           {asks("suspended", "create certificates.k8s.io/certificatesigningrequests", 2), Deny, Suspended},
+		"suspended, who am I":                 {asks("suspended", "create authentication.k8s.io/selfsubjectreviews", 2), Deny, Suspended},
+		"suspended, current":                  {asks("suspended", get, 12), NoOpinion, ""},
+		"machine of a replaced node":          {asks("replaced", "create certificates.k8s.io/certificatesigningrequests", 3), Deny, Suspended},
+		"replaced, with another":              {asks("replaced", "create certificates.k8s.io/certificatesigningrequests", 99), NoOpinion, ""},
+		"no room in policies":                 {asks("no-room", get, 6), Deny, Revoked},
+		"no room in policies, current one":    {asks("no-room", get, 16), NoOpinion, ""},
 	} {
 		if d := lists.Decide(c.request); d != (Decision{c.verdict, c.cause}) {
 			t.Errorf("%s: %v", name, d)
@@ -177,6 +181,9 @@ func TestDecideIsWhatPoliciesSay(t *testing.T) {
 					if cause := refusal(t, policy, request, n == 13); cause != "" && want != Suspended {
 						want = cause
 					}
+				}
+				if len(lists.byUser[request.User]) == 0 && request.has(lists.revoked) {
+					continue // there is no such certificate: it would be of two nodes
 				}
 				d := lists.Decide(request)
 				if d.Cause != want || (d.Verdict == NoOpinion) != (want == "") {
