@@ -356,6 +356,20 @@ func TestReadsEnd(t *testing.T) {
 	<-r.shared("b", nil).done
 }
 
+// An API server waits for a live read, with time to spare, and not for a hung authorizer.
+func TestAPIServerWaitsForReads(t *testing.T) {
+	t.Parallel()
+	content, err := os.ReadFile("../../../packaging/authorizer/authorization.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, _ := strings.Cut(string(content), "\n    timeout: ")
+	line, _, _ := strings.Cut(after, "\n")
+	if timeout, err := time.ParseDuration(line); err != nil || timeout > 500*time.Millisecond || timeout-readTimeout < 200*time.Millisecond {
+		t.Errorf("an API server waits %q, and a read takes up to %s (%v)", line, readTimeout, err)
+	}
+}
+
 // By the reason of a denial, a node learns that it has to attest.
 func TestReasonsTellTheNode(t *testing.T) {
 	t.Parallel()

@@ -28,7 +28,7 @@ const (
 	// 90 kB makes one of over 1 MiB.
 	maxQuestion = 64 << 10
 	// requestTimeout bounds the time to read a question and to write the answer. An API server
-	// waits for a second (packaging/authorizer/authorization.yaml).
+	// waits half a second (packaging/authorizer/authorization.yaml).
 	requestTimeout = 5 * time.Second
 	// idleTimeout is longer than API servers keep an idle connection, so they close it.
 	idleTimeout = 5 * time.Minute
