@@ -313,6 +313,32 @@ func TestBrokenWatch(t *testing.T) {
 	}
 }
 
+// An invalid slice costs only its own certificates, and the lists count as old until it is valid.
+func TestInvalidSlice(t *testing.T) {
+	t.Parallel()
+	var later atomic.Int64
+	invalid := slice(2, []v1alpha1.RevokedCertificate{{NodeName: "A'", SHA256: sum(2)}})
+	w := newWorld(t, slice(1, []v1alpha1.RevokedCertificate{revokedCertificate("a", 1)}))
+	a, _ := w.start(t.TempDir(), func(c *Config) { c.Now = func() time.Time { return time.Now().Add(time.Duration(later.Load())) } })
+	awaitLive(t, a)
+	eventually(t, "the state file", func() bool { return a.readAt.Load() != 0 })
+	w.create(invalid)
+	eventually(t, "the slice is skipped", func() bool { return !a.isLive() })
+	w.create(slice(3, []v1alpha1.RevokedCertificate{revokedCertificate("c", 3)}))
+	eventually(t, "a later slice", func() bool { return denies(t, a, "c", 3) })
+	later.Store(int64(time.Hour))
+	if !denies(t, a, "a", 1) || a.age() < 59*time.Minute || w.logged("a RevocationSlice is invalid") != 1 {
+		t.Errorf("age %s, %v", a.age(), w.log)
+	}
+	if err := w.Delete(t.Context(), invalid); err != nil {
+		t.Fatal(err)
+	}
+	awaitLive(t, a)
+	if a.age() != 0 {
+		t.Errorf("age %s", a.age())
+	}
+}
+
 // More live reads than the limit are not made. Each node is denied meanwhile: the watches are live.
 func TestReadsAreLimited(t *testing.T) {
 	t.Parallel()

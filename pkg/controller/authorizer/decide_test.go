@@ -33,9 +33,9 @@ func currentCertificate(node string, n int) v1alpha1.CurrentCertificate {
 
 func listsFor(t testing.TB, specs ...v1alpha1.RevocationSliceSpec) *Lists {
 	t.Helper()
-	l, err := listsOf(specs, nil, nil)
-	if err != nil {
-		t.Fatal(err)
+	l := listsOf(specs, nil, nil)
+	if l.problem != nil {
+		t.Fatal(l.problem)
 	}
 	return l
 }
@@ -135,10 +135,7 @@ func TestDecide(t *testing.T) {
 
 func TestTokensOfSuspendedNodes(t *testing.T) {
 	t.Parallel()
-	lists, err := listsOf(nil, []string{"a"}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lists := listsOf(nil, []string{"a"}, nil)
 	for node, want := range map[string]Decision{"a": {Deny, SuspendedToken}, "b": {NoOpinion, ""}} {
 		r := Request{User: "system:serviceaccount:apps:web", TokenNodes: []string{node}}
 		if d := lists.Decide(r); d != want {
@@ -277,10 +274,7 @@ func TestRequest(t *testing.T) {
 
 func TestDecideStrict(t *testing.T) {
 	t.Parallel()
-	lists, err := listsOf(nil, nil, map[string]Certificate{id(1): {"a", time.Now()}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lists := listsOf(nil, nil, map[string]Certificate{id(1): {"a", time.Now()}})
 	const get = "get /secrets apps/password"
 	unnamed := asks("a", get, 1)
 	unnamed.User = "somebody"

@@ -4,6 +4,8 @@ package authorizer
 
 import (
 	"cmp"
+	"errors"
+	"fmt"
 	"iter"
 	"maps"
 	"slices"
@@ -32,8 +34,10 @@ type Lists struct {
 	// remembered has the certificates that a record named at any time. A certificate is forgotten
 	// when it is revoked, or has ended. So a lost record, or an etcd restore, stops no node.
 	remembered map[string]Certificate
-	// specs are the RevocationSlices.
+	// specs are the RevocationSlices, without invalid ones.
 	specs []v1alpha1.RevocationSliceSpec
+	// problem says why RevocationSlices are invalid. The lists are made without these.
+	problem error
 }
 
 // list is a RevocationSlice, with sets in place of the slices of revocation.Requesters.
@@ -53,15 +57,12 @@ type objects struct {
 }
 
 // newLists makes the lists from all objects. before are the previous lists.
-func newLists(o objects, before *Lists, now time.Time) (*Lists, error) {
+func newLists(o objects, before *Lists, now time.Time) *Lists {
 	var specs []v1alpha1.RevocationSliceSpec
 	for i := range o.slices {
 		specs = append(specs, o.slices[i].Spec)
 	}
-	l, err := listsOf(specs, revocation.SuspendedNodes(o.suspensions, o.records, revokedIn(o.slices)), before.remembered)
-	if err != nil {
-		return nil, err
-	}
+	l := listsOf(specs, revocation.SuspendedNodes(o.suspensions, o.records, revokedIn(o.slices)), before.remembered)
 	l.recorded = make(map[string]Certificate, len(before.recorded))
 	for i := range o.records {
 		for _, c := range o.records[i].Status.Certificates {
@@ -76,7 +77,7 @@ func newLists(o objects, before *Lists, now time.Time) (*Lists, error) {
 	maps.DeleteFunc(l.remembered, func(id string, c Certificate) bool {
 		return l.revoked[id] || now.After(c.NotAfter.Add(endDelay))
 	})
-	return l, nil
+	return l
 }
 
 func revokedIn(all []v1alpha1.RevocationSlice) iter.Seq[v1alpha1.RevokedCertificate] {
@@ -92,9 +93,9 @@ func revokedIn(all []v1alpha1.RevocationSlice) iter.Seq[v1alpha1.RevokedCertific
 }
 
 // listsOf makes lists without records.
-func listsOf(specs []v1alpha1.RevocationSliceSpec, suspendedNodes []string, remembered map[string]Certificate) (*Lists, error) {
+func listsOf(specs []v1alpha1.RevocationSliceSpec, suspendedNodes []string, remembered map[string]Certificate) *Lists {
 	l := &Lists{
-		byUser: map[string][]*list{}, revoked: map[string]bool{}, suspendedNodes: setOf(suspendedNodes), remembered: maps.Clone(remembered), specs: specs,
+		byUser: map[string][]*list{}, revoked: map[string]bool{}, suspendedNodes: setOf(suspendedNodes), remembered: maps.Clone(remembered),
 	}
 	if l.remembered == nil {
 		l.remembered = map[string]Certificate{}
@@ -103,8 +104,10 @@ func listsOf(specs []v1alpha1.RevocationSliceSpec, suspendedNodes []string, reme
 	for _, spec := range slices.SortedFunc(slices.Values(specs), func(a, b v1alpha1.RevocationSliceSpec) int { return cmp.Compare(a.Number, b.Number) }) {
 		r, err := revocation.RequestersOf(spec)
 		if err != nil {
-			return nil, err
+			l.problem = errors.Join(l.problem, fmt.Errorf("RevocationSlice %d: %w", spec.Number, err))
+			continue
 		}
+		l.specs = append(l.specs, spec)
 		one := &list{suspendedNodes: setOf(r.SuspendedNodes), suspended: setOf(r.Suspended), current: setOf(r.Current)}
 		for _, id := range r.Revoked {
 			l.revoked[id] = true
@@ -118,7 +121,7 @@ func listsOf(specs []v1alpha1.RevocationSliceSpec, suspendedNodes []string, reme
 			l.byUser[user] = append(l.byUser[user], one)
 		}
 	}
-	return l, nil
+	return l
 }
 
 func setOf(all []string) map[string]bool {

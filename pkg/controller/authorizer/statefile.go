@@ -60,8 +60,8 @@ func readState(path string) (*Lists, time.Time, error) {
 	if s.Version != stateVersion {
 		return nil, time.Time{}, fmt.Errorf("its version is %d, not %d", s.Version, stateVersion)
 	}
-	lists, err := listsOf(s.Slices, s.SuspendedNodes, s.Certificates)
-	return lists, s.ReadAt, err
+	lists := listsOf(s.Slices, s.SuspendedNodes, s.Certificates)
+	return lists, s.ReadAt, lists.problem
 }
 
 // writeState writes the state file.

@@ -16,11 +16,8 @@ import (
 func TestStateFile(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "state.json")
-	lists, err := listsOf([]v1alpha1.RevocationSliceSpec{slice(1, []v1alpha1.RevokedCertificate{revokedCertificate("a", 1)}, currentCertificate("a", 2)).Spec},
+	lists := listsOf([]v1alpha1.RevocationSliceSpec{slice(1, []v1alpha1.RevokedCertificate{revokedCertificate("a", 1)}, currentCertificate("a", 2)).Spec},
 		[]string{"s"}, map[string]Certificate{id(2): {"a", time.Unix(1_800_000_000, 0).UTC()}})
-	if err != nil {
-		t.Fatal(err)
-	}
 	readAt := time.Unix(1_700_000_000, 0).UTC()
 	for range 2 { // the second write replaces the file
 		if err := writeState(path, lists, readAt); err != nil {

@@ -109,9 +109,10 @@ func (w *watches) hasSynced() bool {
 }
 
 // isLive reports whether the lists are up to date, but for what the API server sends right now.
+// Lists without an invalid slice are not.
 func (a *Authorizer) isLive() bool {
-	w := a.watches.Load()
-	if w == nil || a.lists.Load().recorded == nil {
+	w, lists := a.watches.Load(), a.lists.Load()
+	if w == nil || lists.recorded == nil || lists.problem != nil {
 		return false
 	}
 	for _, one := range w.all() {
@@ -190,19 +191,18 @@ func pause(ctx context.Context, d time.Duration) bool {
 }
 
 // update makes the lists from the watched objects. Only the controller writes these, so they are
-// valid. If one is not, the last lists stay in use.
+// valid. If a slice is not, the others count.
 func (a *Authorizer) update(w *watches) {
 	before := a.lists.Load()
-	lists, err := newLists(objects{
+	lists := newLists(objects{
 		slices: stored[v1alpha1.RevocationSlice](w.slices), suspensions: stored[v1alpha1.NodeSuspension](w.suspensions), records: stored[v1alpha1.NodeAttestation](w.records),
 	}, before, a.Now())
-	if err != nil {
-		if a.reported.MarkReported("lists", err.Error(), a.Now(), remindInterval) {
-			a.Log.Error(nil, "a RevocationSlice is invalid: the last lists stay in use", "cause", text.Line(err.Error(), telemetry.MaxLogged))
-		}
-		return
-	}
 	a.lists.Store(lists)
+	if lists.problem == nil {
+		a.reported.Forget("lists")
+	} else if cause := text.Line(lists.problem.Error(), telemetry.MaxLogged); a.reported.MarkReported("lists", cause, a.Now(), remindInterval) {
+		a.Log.Error(nil, "a RevocationSlice is invalid: the lists are without it", "cause", cause)
+	}
 	if len(lists.remembered) == 0 && a.Strict != StrictOff && a.reported.MarkReported("records", "", a.Now(), remindInterval) {
 		a.Log.Error(nil, "there is no record: strict mode denies nothing. Check --namespace and --cluster", "namespace", a.Namespace, "cluster", a.Cluster)
 	}
