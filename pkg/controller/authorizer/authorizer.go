@@ -92,7 +92,7 @@ func New(config Config) (*Authorizer, error) {
 		a.readAt.Store(readAt.UnixNano())
 		a.Log.Info("read the lists from the state file", "file", a.StateFile, "age", a.age().Round(time.Second).String())
 	}
-	return a, a.Metrics.Age(a.age)
+	return a, a.Metrics.Lists(a.age, func() int { return a.lists.Load().unrecorded() })
 }
 
 // age returns the age of the lists: the time since they were last known to be up to date. It is

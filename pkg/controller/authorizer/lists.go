@@ -142,6 +142,16 @@ func (l *Lists) remembers(node string, credentials []string) bool {
 	return names(l.remembered, node, credentials)
 }
 
+// unrecorded returns the number of certificates that are remembered, and that no record names now.
+func (l *Lists) unrecorded() (count int) {
+	for id := range l.remembered {
+		if _, isRecorded := l.recorded[id]; !isRecorded {
+			count++
+		}
+	}
+	return count
+}
+
 func names(certificates map[string]Certificate, node string, credentials []string) bool {
 	return slices.ContainsFunc(credentials, func(id string) bool {
 		c, found := certificates[id]

@@ -78,10 +78,16 @@ func TestStrictOutlivesLostRecords(t *testing.T) {
 		}
 	}
 	stolenCA(a, "at first")
+	if n := a.lists.Load().unrecorded(); n != 0 {
+		t.Errorf("at first: %d certificates are in no record", n)
+	}
 	if err := w.Delete(t.Context(), record(nodeName(0))); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the record is gone", func() bool { return len(a.lists.Load().recorded) == fleetSize-1 })
+	if n := a.lists.Load().unrecorded(); n != 1 {
+		t.Errorf("one record lost: %d certificates are in no record", n)
+	}
 	stolenCA(a, "one record lost")
 	for n := 1; n < fleetSize; n++ {
 		if err := w.Delete(t.Context(), record(nodeName(n))); err != nil {

@@ -32,15 +32,21 @@ func NewAuthorizerMetrics() (*AuthorizerMetrics, error) {
 	return m, errors.Join(metrics.Registry.Register(m.denials), metrics.Registry.Register(m.unresolved))
 }
 
-// Age registers the gauge of the lists' age. It is negative if the lists were never read.
-func (m *AuthorizerMetrics) Age(age func() time.Duration) error {
+// Lists registers the gauges of the lists. age is negative if the lists were never read. remembered
+// returns the number of certificates that are remembered, and that no record names.
+func (m *AuthorizerMetrics) Lists(age func() time.Duration, remembered func() int) error {
 	if m == nil {
 		return nil
 	}
-	return metrics.Registry.Register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "node_attestation_authorizer_list_age_seconds",
-		Help: "Age of the authorizer's lists: 0 while it watches them, -1 if it never read them.",
-	}, func() float64 { return age().Seconds() }))
+	return errors.Join(
+		metrics.Registry.Register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "node_attestation_authorizer_list_age_seconds",
+			Help: "Age of the authorizer's lists: 0 while it watches them, -1 if it never read them.",
+		}, func() float64 { return age().Seconds() })),
+		metrics.Registry.Register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "node_attestation_authorizer_remembered_certificates",
+			Help: "Certificates that only the authorizer's state file names, and no record. Strict mode denies their nodes where that file is lost.",
+		}, func() float64 { return float64(remembered()) })))
 }
 
 // Denied counts a denial. rehearsal says that the request was not denied.

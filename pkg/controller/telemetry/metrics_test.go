@@ -50,7 +50,7 @@ var all = sync.OnceValues(func() (*ClusterMetrics, *Metrics) {
 	}
 	records.Start("file") // gives both counters a sample
 	denials, err := NewAuthorizerMetrics()
-	if err = errors.Join(err, denials.Age(func() time.Duration { return time.Second })); err != nil {
+	if err = errors.Join(err, denials.Lists(func() time.Duration { return time.Second }, func() int { return 1 })); err != nil {
 		panic(err)
 	}
 	denials.Denied("revoked", false)
