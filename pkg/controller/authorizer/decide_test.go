@@ -137,9 +137,12 @@ func TestTokensOfSuspendedNodes(t *testing.T) {
 	t.Parallel()
 	lists := listsOf(nil, []string{"a"}, nil)
 	for node, want := range map[string]Decision{"a": {Deny, SuspendedToken}, "b": {NoOpinion, ""}} {
-		r := Request{User: "system:serviceaccount:apps:web", TokenNodes: []string{node}}
-		if d := lists.Decide(r); d != want {
-			t.Errorf("token of %s: %v", node, d)
+		// The controller's own token is as good for a thief. The policy refuses it, too.
+		for _, user := range []string{"system:serviceaccount:apps:web", "system:serviceaccount:node-attestation-system:node-attestation-controller"} {
+			r := Request{User: user, TokenNodes: []string{node}}
+			if d := lists.Decide(r); d != want {
+				t.Errorf("%s on %s: %v", user, node, d)
+			}
 		}
 	}
 	if d := lists.Decide(asks("a", "get /secrets a/b", 1)); d.Verdict != NoOpinion {
