@@ -88,7 +88,7 @@ func Reasons() map[Reason]string {
 		ReasonNodeAlreadyRegistered: "a Node of that name exists, and no record binds it to this machine; waits while that is unknown",
 		ReasonTrustExpired:          "nothing vouches for the endorsement key, and the machine is too old to be trusted on first use",
 
-		ReasonCertificateRevoked:   "an operator has revoked the certificate: it may only request another one, with evidence",
+		ReasonCertificateRevoked:   "an operator has revoked the certificate, or strict mode finds no record of it: it may only request another one, with evidence",
 		ReasonSuspended:            "an operator has suspended the machine, by its endorsement key",
 		ReasonSuspensionsUnknown:   "the controller cannot read yet which machines are suspended; waits",
 		ReasonIdentityBound:        "the record contradicts: it binds another endorsement key, machine or node name, or a stronger provider",

@@ -10,11 +10,10 @@ import (
 	"io"
 	"io/fs"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/atomicfile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/bounded"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 )
@@ -75,30 +74,5 @@ func writeState(path string, l *Lists, readAt time.Time) error {
 	if len(data) > maxState {
 		return &bounded.TooLongError{Max: maxState}
 	}
-	return replaceFile(path, append(data, '\n'))
-}
-
-// replaceFile writes a file with mode 0600. After a crash, the file has its old or its new content.
-func replaceFile(path string, data []byte) (err error) {
-	temporary, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*") // mode 0600
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(temporary.Name()))
-		}
-	}()
-	_, err = temporary.Write(data)
-	if err = errors.Join(err, temporary.Sync(), temporary.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(temporary.Name(), path); err != nil {
-		return err
-	}
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
+	return atomicfile.Replace(0o600, atomicfile.File{Path: path, Content: append(data, '\n')})
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/version"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/atomicfile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/bounded"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/policyset"
@@ -133,9 +134,6 @@ func readsFromDisk(kubernetes, gates string) error {
 	return nil
 }
 
-// temporary is the end of the names of files that are being written.
-const temporary = ".tmp"
-
 // onlyOurs returns an error if a folder has anything that replaceFiles does not write. A folder
 // that does not exist has nothing.
 func onlyOurs(dir string, files map[string][]byte) error {
@@ -156,10 +154,10 @@ func onlyOurs(dir string, files map[string][]byte) error {
 			}
 			return nil
 		}
-		if _, known := files[strings.TrimSuffix(name, temporary)]; !known || !entry.Type().IsRegular() {
+		if _, known := files[strings.TrimSuffix(name, atomicfile.Temporary)]; !known || !entry.Type().IsRegular() {
 			return fmt.Errorf("%s: was not written by this command", at)
 		}
-		if strings.HasSuffix(name, temporary) {
+		if strings.HasSuffix(name, atomicfile.Temporary) {
 			return nil // left by a crash
 		}
 		content, err := bounded.ReadFile(at, maxFile)
@@ -170,56 +168,19 @@ func onlyOurs(dir string, files map[string][]byte) error {
 	})
 }
 
-// replaceFiles writes the files that differ, and returns their names. Each file has either the old
-// or the new content, also after a crash. No file is replaced unless all could be written. An API
-// server does not read the temporary files, because of their names.
+// replaceFiles writes the files that differ, and returns their names. Nothing in them is secret. No
+// file is replaced unless all could be written. An API server does not read the temporary files,
+// because of their names.
 func replaceFiles(dir string, files map[string][]byte) (changed []string, err error) {
-	folders := []string{dir, filepath.Join(dir, filepath.Dir(policyset.PoliciesFile))}
-	for _, folder := range folders {
-		if err := os.MkdirAll(folder, 0o755); err != nil { //nolint:gosec // G301: nothing in it is secret
-			return nil, err
-		}
+	if err := os.MkdirAll(filepath.Join(dir, filepath.Dir(policyset.PoliciesFile)), 0o755); err != nil { //nolint:gosec // G301: nothing in it is secret
+		return nil, err
 	}
-	defer func() {
-		for _, name := range changed {
-			_ = os.Remove(filepath.Join(dir, name) + temporary) // it is not there after its rename
-		}
-	}()
+	var replaced []atomicfile.File
 	for _, name := range slices.Sorted(maps.Keys(files)) {
-		if before, err := os.ReadFile(filepath.Join(dir, name)); err == nil && bytes.Equal(before, files[name]) {
-			continue
-		}
-		changed = append(changed, name)
-		if err := writeSynced(filepath.Join(dir, name)+temporary, files[name]); err != nil {
-			return changed, err
+		path := filepath.Join(dir, name)
+		if before, err := os.ReadFile(path); err != nil || !bytes.Equal(before, files[name]) {
+			changed, replaced = append(changed, name), append(replaced, atomicfile.File{Path: path, Content: files[name]})
 		}
 	}
-	for _, name := range changed {
-		if err := os.Rename(filepath.Join(dir, name)+temporary, filepath.Join(dir, name)); err != nil {
-			return changed, err
-		}
-	}
-	for _, folder := range folders {
-		if err := syncFolder(folder); err != nil {
-			return changed, err
-		}
-	}
-	return changed, nil
-}
-
-func writeSynced(path string, content []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644) //nolint:gosec // G302: nothing in it is secret
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(content)
-	return errors.Join(err, f.Sync(), f.Close())
-}
-
-func syncFolder(path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
+	return changed, atomicfile.Replace(0o644, replaced...)
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/atomicfile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/policyset"
 )
@@ -72,7 +73,7 @@ func TestPoliciesAreWritten(t *testing.T) {
 		t.Errorf("there are %d files", len(written))
 	}
 	// What a crash left is replaced.
-	if err := os.WriteFile(filepath.Join(dir, policyset.PoliciesFile)+temporary, []byte("half"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, policyset.PoliciesFile)+atomicfile.Temporary, []byte("half"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if code, _, stderr := policies(t, dir, "--controller-user=a"); code != 0 {
@@ -144,7 +145,7 @@ func TestPoliciesAreWrittenAsAWhole(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Mkdir(filepath.Join(dir, policyset.PoliciesFile)+temporary, 0o700); err != nil {
+	if err := os.Mkdir(filepath.Join(dir, policyset.PoliciesFile)+atomicfile.Temporary, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := replaceFiles(dir, files); err == nil {
