@@ -3,6 +3,7 @@
 package policies
 
 import (
+	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -13,6 +14,7 @@ import (
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
+	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -164,6 +166,45 @@ func TestAuthorizerOnlyReads(t *testing.T) {
 			t.Errorf("dangerous, and allowed: %s", r)
 		}
 	}
+}
+
+// No flood of other requests stops the authorizer's reads: the API server admits them by a
+// FlowSchema of the authorizer's own, which is exempt from limits.
+func TestAuthorizersReadsAreExempt(t *testing.T) {
+	pair, err := shared.ClientCA().IssueClient("node-attestation-authorizer", nil, time.Now().Add(-time.Minute), time.Now().Add(time.Hour))
+	harness.Must(t, err)
+	api, err := clientcmd.RESTConfigFromKubeConfig(shared.Kubeconfig(testbed.CertificateUser(pair)))
+	harness.Must(t, err)
+	headers := make(chan http.Header, 1)
+	api.Wrap(func(next http.RoundTripper) http.RoundTripper { return headerCopier{next, headers} })
+	authorizer, err := kubernetes.NewForConfig(api)
+	harness.Must(t, err)
+	harness.Must(t, shared.apply(t.Context(), "--filename="+filepath.Join(module, "packaging", "authorizer", "rbac.yaml")))
+	own, err := shared.Client().FlowcontrolV1().FlowSchemas().Get(t.Context(), "node-attestation-authorizer", metav1.GetOptions{})
+	harness.Must(t, err)
+	exempt, err := shared.Client().FlowcontrolV1().PriorityLevelConfigurations().Get(t.Context(), own.Spec.PriorityLevelConfiguration.Name, metav1.GetOptions{})
+	if err != nil || exempt.Spec.Type != flowcontrolv1.PriorityLevelEnablementExempt {
+		t.Fatalf("the level is not exempt: %v, %v", exempt, err)
+	}
+	path := "/apis/" + v1alpha1.GroupVersion.String() + "/namespaces/" + namespace + "/nodeattestations"
+	harness.Eventually(t, 10*time.Second, "the API server admits the read by this FlowSchema", func() bool {
+		harness.Must(t, authorizer.CoreV1().RESTClient().Get().AbsPath(path).Do(t.Context()).Error())
+		return (<-headers).Get(flowcontrolv1.ResponseHeaderMatchedFlowSchemaUID) == string(own.UID)
+	})
+}
+
+// headerCopier sends a copy of each answer's header.
+type headerCopier struct {
+	http.RoundTripper
+	headers chan<- http.Header
+}
+
+func (c headerCopier) RoundTrip(r *http.Request) (*http.Response, error) {
+	answer, err := c.RoundTripper.RoundTrip(r)
+	if err == nil {
+		c.headers <- answer.Header
+	}
+	return answer, err
 }
 
 // The Secret of the challenge keys is part of the manifests, and what the controller has put there
