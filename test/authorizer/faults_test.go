@@ -230,9 +230,9 @@ func age(t *testing.T, file string, by time.Duration) {
 	harness.Must(t, err)
 	var fields map[string]json.RawMessage
 	harness.Must(t, json.Unmarshal(content, &fields))
-	var readAt time.Time
-	harness.Must(t, json.Unmarshal(fields["readAt"], &readAt))
-	fields["readAt"], err = json.Marshal(readAt.Add(-by))
+	var upToDateAt time.Time
+	harness.Must(t, json.Unmarshal(fields["upToDateAt"], &upToDateAt))
+	fields["upToDateAt"], err = json.Marshal(upToDateAt.Add(-by))
 	harness.Must(t, err)
 	content, err = json.Marshal(fields)
 	harness.Must(t, err)

@@ -64,10 +64,10 @@ type Authorizer struct {
 	lists atomic.Pointer[Lists]
 	// watches keep the lists up to date. It is nil until Connect returned a client.
 	watches atomic.Pointer[watches]
-	// readAt is when the lists were last known to be up to date, in Unix nanoseconds, 0 if they
+	// upToDateAt is when the lists were last known to be up to date, in Unix nanoseconds, 0 if they
 	// never were.
-	readAt   atomic.Int64
-	reported telemetry.Once
+	upToDateAt atomic.Int64
+	reported   telemetry.Once
 }
 
 // New returns an Authorizer with the lists of the state file. A damaged file is logged, and the
@@ -81,7 +81,7 @@ func New(config Config) (*Authorizer, error) {
 		a.Unattested = func(string) bool { return false }
 	}
 	a.lists.Store(&Lists{})
-	lists, readAt, err := readState(a.StateFile)
+	lists, upToDateAt, err := readState(a.StateFile)
 	switch {
 	case err != nil:
 		a.Log.Error(nil, "cannot use the state file: nothing is denied until the lists are read from an API server", "file", a.StateFile, "cause", text.Line(err.Error(), telemetry.MaxLogged))
@@ -89,7 +89,7 @@ func New(config Config) (*Authorizer, error) {
 		a.Log.Info("there is no state file yet: nothing is denied until the lists are read from an API server", "file", a.StateFile)
 	default:
 		a.lists.Store(lists)
-		a.readAt.Store(readAt.UnixNano())
+		a.upToDateAt.Store(upToDateAt.UnixNano())
 		a.Log.Info("read the lists from the state file", "file", a.StateFile, "age", a.age().Round(time.Second).String())
 	}
 	return a, a.Metrics.Lists(a.age, func() int { return a.lists.Load().unrecorded() })
@@ -101,11 +101,11 @@ func (a *Authorizer) age() time.Duration {
 	if a.isLive() {
 		return 0
 	}
-	readAt := a.readAt.Load()
-	if readAt == 0 {
+	upToDateAt := a.upToDateAt.Load()
+	if upToDateAt == 0 {
 		return -1 * time.Second
 	}
-	return max(0, a.Now().Sub(time.Unix(0, readAt)))
+	return max(0, a.Now().Sub(time.Unix(0, upToDateAt)))
 }
 
 // Authorize answers an API server's question.

@@ -31,7 +31,7 @@ import (
 const (
 	namespace = "ns"
 	// patience bounds waits. It is long, since machines that run tests are busy.
-	patience = 20 * time.Second
+	patience = 2 * time.Minute
 )
 
 // world is a fake API server.
@@ -321,7 +321,7 @@ func TestInvalidSlice(t *testing.T) {
 	w := newWorld(t, slice(1, []v1alpha1.RevokedCertificate{revokedCertificate("a", 1)}))
 	a, _ := w.start(t.TempDir(), func(c *Config) { c.Now = func() time.Time { return time.Now().Add(time.Duration(later.Load())) } })
 	awaitLive(t, a)
-	eventually(t, "the state file", func() bool { return a.readAt.Load() != 0 })
+	eventually(t, "the state file", func() bool { return a.upToDateAt.Load() != 0 })
 	w.create(invalid)
 	eventually(t, "the slice is skipped", func() bool { return !a.isLive() })
 	w.create(slice(3, []v1alpha1.RevokedCertificate{revokedCertificate("c", 3)}))

@@ -30,8 +30,8 @@ const (
 // cluster.
 type state struct {
 	Version int `json:"version"`
-	// ReadAt is when the lists were last known to be up to date.
-	ReadAt         time.Time                      `json:"readAt"`
+	// UpToDateAt is when the lists were last known to be up to date.
+	UpToDateAt     time.Time                      `json:"upToDateAt"`
 	Slices         []v1alpha1.RevocationSliceSpec `json:"slices"`
 	SuspendedNodes []string                       `json:"suspendedNodes"`
 	// Certificates are those that a record named, by credential ID.
@@ -60,13 +60,13 @@ func readState(path string) (*Lists, time.Time, error) {
 		return nil, time.Time{}, fmt.Errorf("its version is %d, not %d", s.Version, stateVersion)
 	}
 	lists := listsOf(s.Slices, s.SuspendedNodes, s.Certificates)
-	return lists, s.ReadAt, lists.problem
+	return lists, s.UpToDateAt, lists.problem
 }
 
 // writeState writes the state file.
-func writeState(path string, l *Lists, readAt time.Time) error {
+func writeState(path string, l *Lists, upToDateAt time.Time) error {
 	data, err := json.Marshal(state{
-		Version: stateVersion, ReadAt: readAt.UTC(), Slices: l.specs, SuspendedNodes: slices.Sorted(maps.Keys(l.suspendedNodes)), Certificates: l.remembered,
+		Version: stateVersion, UpToDateAt: upToDateAt.UTC(), Slices: l.specs, SuspendedNodes: slices.Sorted(maps.Keys(l.suspendedNodes)), Certificates: l.remembered,
 	})
 	if err != nil {
 		return err

@@ -18,14 +18,14 @@ func TestStateFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.json")
 	lists := listsOf([]v1alpha1.RevocationSliceSpec{slice(1, []v1alpha1.RevokedCertificate{revokedCertificate("a", 1)}, currentCertificate("a", 2)).Spec},
 		[]string{"s"}, map[string]Certificate{id(2): {"a", time.Unix(1_800_000_000, 0).UTC()}})
-	readAt := time.Unix(1_700_000_000, 0).UTC()
+	upToDateAt := time.Unix(1_700_000_000, 0).UTC()
 	for range 2 { // the second write replaces the file
-		if err := writeState(path, lists, readAt); err != nil {
+		if err := writeState(path, lists, upToDateAt); err != nil {
 			t.Fatal(err)
 		}
 	}
 	got, at, err := readState(path)
-	if err != nil || !at.Equal(readAt) || !reflect.DeepEqual(got.remembered, lists.remembered) || !reflect.DeepEqual(got.suspendedNodes, lists.suspendedNodes) ||
+	if err != nil || !at.Equal(upToDateAt) || !reflect.DeepEqual(got.remembered, lists.remembered) || !reflect.DeepEqual(got.suspendedNodes, lists.suspendedNodes) ||
 		got.Decide(asks("a", "get /secrets a/b", 1)).Verdict != Deny || got.Decide(asks("a", "get /secrets a/b", 2)).Verdict != NoOpinion {
 		t.Errorf("%+v, %s, %v", got, at, err)
 	}
@@ -39,7 +39,7 @@ func TestStateFile(t *testing.T) {
 // A damaged file is logged, and gives empty lists: the process starts.
 func TestDamagedStateFile(t *testing.T) {
 	t.Parallel()
-	good := `{"version":1,"readAt":"2026-11-28T12:00:00Z","slices":[],"suspendedNodes":["a"],"certificates":{}}`
+	good := `{"version":1,"upToDateAt":"2026-11-28T12:00:00Z","slices":[],"suspendedNodes":["a"],"certificates":{}}`
 	for name, content := range map[string]string{
 		"good": good, "empty": "", "cut": good[:40], "another version": strings.Replace(good, `:1`, `:2`, 1), "no version": strings.Replace(good, `"version":1,`, "", 1),
 		"an unknown field": strings.Replace(good, `"slices"`, `"lists"`, 1), "two documents": good + good, "text after": good + "x",

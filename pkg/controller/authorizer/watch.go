@@ -229,12 +229,12 @@ func (a *Authorizer) save(ctx context.Context) {
 		running = pause(ctx, saveInterval)
 		now, lists := a.Now(), a.lists.Load()
 		if a.isLive() {
-			a.readAt.Store(now.UnixNano())
+			a.upToDateAt.Store(now.UnixNano())
 		}
 		if lists.recorded == nil || lists == saved && (!a.isLive() || now.Sub(savedAt).Abs() < refreshInterval) {
 			continue
 		}
-		err := writeState(a.StateFile, lists, time.Unix(0, a.readAt.Load()))
+		err := writeState(a.StateFile, lists, time.Unix(0, a.upToDateAt.Load()))
 		if err == nil {
 			saved, savedAt = lists, now
 			a.reported.Forget("state file")
