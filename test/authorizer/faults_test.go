@@ -82,7 +82,8 @@ type victim struct {
 	cluster fleet.Cluster
 }
 
-func newVictim(t *testing.T, name string, server *testbed.APIServer) *victim {
+// newVictim makes a machine, and has it attest at an API server of the cluster.
+func (b *bed) newVictim(t *testing.T, name string, server *testbed.APIServer) *victim {
 	t.Helper()
 	maker, err := swtpm.NewCA()
 	harness.Must(t, err)
@@ -91,16 +92,16 @@ func newVictim(t *testing.T, name string, server *testbed.APIServer) *victim {
 	t.Cleanup(m.Stop)
 	entry, err := fleet.Inventory(t.Context(), m)
 	harness.Must(t, err)
-	shared.admit(t, entry)
-	token, err := shared.CreateBootstrapToken(t.Context(), time.Hour)
+	b.admit(t, entry)
+	token, err := b.CreateBootstrapToken(t.Context(), time.Hour)
 	harness.Must(t, err)
-	v := &victim{m, fleet.Cluster{URL: server.URL(), CA: shared.ServerCA(), Token: token, Issuer: shared.ClientCA().Certificate()}}
+	v := &victim{m, fleet.Cluster{URL: server.URL(), CA: b.ServerCA(), Token: token, Issuer: b.ClientCA().Certificate()}}
 	v.attest(t)
 	return v
 }
 
-// attest gets a certificate with the one that the victim has. It has lost nothing: each of its
-// certificates is in a record.
+// attest gets a certificate with the one that the victim has. The controller lets it renew, whether
+// its record names that certificate, or is lost.
 func (v *victim) attest(t *testing.T) {
 	t.Helper()
 	if _, err := v.Attest(t.Context(), v.cluster); err != nil {
@@ -108,11 +109,22 @@ func (v *victim) attest(t *testing.T) {
 	}
 }
 
+// credential is the victim's present certificate.
+func (v *victim) credential() harness.Credential {
+	return harness.Credential{Node: v.Name, Config: v.Credential(v.cluster)}
+}
+
 // try returns functions that read and write with the victim's present certificate.
 func (v *victim) try(t *testing.T) (read, write func() error) {
 	t.Helper()
-	api := harness.Credential{Node: v.Name, Config: v.Credential(v.cluster)}.Client(t)
-	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: v.Name}}
+	return try(t, v.credential())
+}
+
+// try returns functions that read and write with a certificate.
+func try(t *testing.T, c harness.Credential) (read, write func() error) {
+	t.Helper()
+	api := c.Client(t)
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: c.Node}}
 	return func() error {
 			_, err := api.CoreV1().Services("").List(t.Context(), metav1.ListOptions{})
 			return err
@@ -122,6 +134,14 @@ func (v *victim) try(t *testing.T) (read, write func() error) {
 		}
 }
 
+// forged returns a certificate of a node, as a thief of the CA's key makes it.
+func (b *bed) forged(t *testing.T, node string, server *testbed.APIServer) harness.Credential {
+	t.Helper()
+	pair, err := b.ClientCA().IssueClient("system:node:"+node, []string{"system:nodes"}, time.Now().Add(-time.Minute), time.Now().Add(time.Hour))
+	harness.Must(t, err)
+	return harness.Credential{Node: node, Config: configOf(server, pair)}
+}
+
 // An authorizer is down, hangs, or another program answers in its place: none of that takes a node
 // down. While there is no authorizer, a revoked certificate reads. After a restart it does not,
 // also where the authorizer cannot read the API server, and its list is a day old.
@@ -129,7 +149,7 @@ func TestNodeOutlivesItsAuthorizer(t *testing.T) {
 	t.Parallel()
 	at := reliability.Size(t, "authorizer", shortPace, longPace)
 	server, authorizer := shared.servers[2], shared.authorizers[2]
-	v := newVictim(t, "victim", server)
+	v := shared.newVictim(t, "victim", server)
 	stolen, stolenWrite := v.try(t)
 	harness.Must(t, errors.Join(stolen(), stolenWrite()))
 	harness.NextSecond()

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 
@@ -33,19 +34,21 @@ type programs struct {
 
 var built programs
 
-// bed is what all tests of the package share. They run at once.
+// bed is a cluster with revocation, and with an authorizer for each of its API servers.
 type bed struct {
 	*testbed.ControlPlane
-	// servers are API servers of one cluster. The first two are for the test of a stolen key. The
-	// third is for the test that breaks its authorizer.
-	servers     [3]*testbed.APIServer
-	authorizers [3]*controllerprocess.Authorizer
+	servers     []*testbed.APIServer
+	authorizers []*controllerprocess.Authorizer
 	controller  *controllerprocess.Controller
+	// authorizerArgs are added to the command line of each authorizer.
+	authorizerArgs []string
 
 	mu        sync.Mutex
 	inventory bytes.Buffer
 }
 
+// shared is the cluster of most tests, which run at once. The first two API servers are for the
+// test of a stolen key. The third is for the test that breaks its authorizer.
 var shared *bed
 
 func TestMain(m *testing.M) {
@@ -68,7 +71,7 @@ func programsIn(dir string) programs {
 	return programs{plugin: filepath.Join(dir, "kubelet-authenticator"), controller: filepath.Join(dir, "node-attestation-controller"), commands: filepath.Join(dir, "commands")}
 }
 
-// inCluster runs the tests in a cluster with revocation, and with authorizers.
+// inCluster runs the tests in a cluster that they share.
 type inCluster struct{ *testing.M }
 
 func (m inCluster) Run() int {
@@ -86,47 +89,70 @@ func (m inCluster) run(ctx context.Context) (code int, err error) {
 		return 0, err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	b := &bed{}
-	for i := range b.authorizers {
+	if shared, err = newBed(ctx, dir, 3); err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, shared.end()) }()
+	code = m.M.Run()
+	if code != 0 {
+		fmt.Fprintln(os.Stderr, shared.logTails())
+	}
+	return code, nil
+}
+
+// newBed starts a cluster with a number of API servers. dir takes its files.
+func newBed(ctx context.Context, dir string, servers int, authorizerArgs ...string) (_ *bed, err error) {
+	b := &bed{authorizerArgs: authorizerArgs}
+	for i := range servers {
 		files := filepath.Join(dir, fmt.Sprintf("authorizer-%d", i))
 		if err := os.Mkdir(files, 0o700); err != nil {
-			return 0, err
+			return nil, err
 		}
-		if b.authorizers[i], err = controllerprocess.NewAuthorizer(module, files, built.controller); err != nil {
-			return 0, err
+		a, err := controllerprocess.NewAuthorizer(module, files, built.controller)
+		if err != nil {
+			return nil, err
 		}
+		b.authorizers = append(b.authorizers, a)
 	}
 	// No authorizer runs yet: an API server has to start without it.
 	b.ControlPlane, err = testbed.Start(ctx, testbed.Options{Progress: os.Stderr, APIServerArgs: []string{b.authorizers[0].APIServerArg()}})
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	defer func() {
-		for _, a := range b.authorizers {
-			err = errors.Join(err, a.Kill())
-		}
-		err = errors.Join(err, b.Stop())
-	}()
 	if err := b.setUp(ctx, dir); err != nil {
-		return 0, err
+		return nil, errors.Join(err, b.end())
 	}
-	shared = b
-	code = m.M.Run()
-	if code != 0 {
-		fmt.Fprintln(os.Stderr, b.controller.LogTail())
-		for _, a := range b.authorizers {
-			fmt.Fprintln(os.Stderr, a.Process().LogTail())
-		}
+	return b, nil
+}
+
+// end ends all processes of the cluster.
+func (b *bed) end() (err error) {
+	if b.controller != nil { // nil if an earlier step failed
+		err = b.controller.Stop()
 	}
-	return code, b.controller.Stop()
+	for _, a := range b.authorizers {
+		err = errors.Join(err, a.Kill())
+	}
+	return errors.Join(err, b.Stop())
+}
+
+// logTails are the ends of the product's logs, for the message of a failure.
+func (b *bed) logTails() string {
+	tails := b.controller.LogTail()
+	for _, a := range b.authorizers {
+		tails += a.Process().LogTail()
+	}
+	return tails
 }
 
 func (b *bed) setUp(ctx context.Context, dir string) (err error) {
-	b.servers[0] = b.APIServer()
-	for i := 1; i < len(b.servers); i++ {
-		if b.servers[i], err = b.AddAPIServer(ctx, b.authorizers[i].APIServerArg()); err != nil {
+	b.servers = []*testbed.APIServer{b.APIServer()}
+	for _, a := range b.authorizers[1:] {
+		server, err := b.AddAPIServer(ctx, a.APIServerArg())
+		if err != nil {
 			return err
 		}
+		b.servers = append(b.servers, server)
 	}
 	for _, step := range []func() error{
 		// The nodes' right to file requests, without the bindings that approve them.
@@ -162,7 +188,16 @@ func (b *bed) startAuthorizer(ctx context.Context, i int) error {
 	if err != nil {
 		return err
 	}
-	return b.authorizers[i].Start(ctx, kubeconfig)
+	return b.authorizers[i].Start(ctx, kubeconfig, b.authorizerArgs...)
+}
+
+// awaitLive waits until an authorizer has read the lists from its API server, and watches them.
+func awaitLive(t *testing.T, a *controllerprocess.Authorizer) {
+	t.Helper()
+	harness.Eventually(t, harness.Soon, "the authorizer watches records", func() bool {
+		metrics, err := a.Metrics(t.Context())
+		return err == nil && strings.Contains(metrics, "\nnode_attestation_authorizer_list_age_seconds 0\n")
+	})
 }
 
 // admit adds machines to the inventory.

@@ -20,7 +20,7 @@ import (
 // ask returns a function with which the victim's present certificate asks a signer, as a dry run.
 func (v *victim) ask(t *testing.T) func(signer string) error {
 	t.Helper()
-	api := harness.Credential{Node: v.Name, Config: v.Credential(v.cluster)}.Client(t)
+	api := v.credential().Client(t)
 	key, _, err := csr.NewKey()
 	harness.Must(t, err)
 	der, err := csr.PKCS10(csr.Identity{NodeName: v.Name, ProviderID: v.ProviderID()}, key)
@@ -39,7 +39,7 @@ func (v *victim) ask(t *testing.T) func(signer string) error {
 func TestRevokedKeyAsksNoOtherSigner(t *testing.T) {
 	const serving = certificatesv1.KubeletServingSignerName
 	ctx, bindings := t.Context(), shared.Client().AdmissionregistrationV1().ValidatingAdmissionPolicyBindings()
-	v := newVictim(t, "asks", shared.servers[0])
+	v := shared.newVictim(t, "asks", shared.servers[0])
 	stolen := v.ask(t)
 	harness.Must(t, stolen(serving))
 	harness.NextSecond()

@@ -8,16 +8,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
-
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
-	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
 // A thief has the key of the CA, and issues a certificate for a node's name. In strict mode the
@@ -39,31 +34,17 @@ func TestStolenCAKeyIsUseless(t *testing.T) {
 		t.Helper()
 		harness.Must(t, a.Kill())
 		harness.Must(t, a.Start(ctx, kubeconfig, "--strict="+mode, "--unattested-nodes-from="+unattested))
-		harness.Eventually(t, harness.Soon, "the authorizer watches records", func() bool {
-			metrics, err := a.Metrics(ctx)
-			return err == nil && strings.Contains(metrics, "\nnode_attestation_authorizer_list_age_seconds 0\n")
-		})
+		awaitLive(t, a)
 	}
-	reads := func(pair testbed.KeyPair, node string) error {
-		api, err := kubernetes.NewForConfig(configOf(server, pair))
-		harness.Must(t, err)
-		_, err = api.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
-		if err != nil && strings.Contains(err.Error(), "not found") { // there are no Nodes
-			return nil
-		}
-		return err
+	reads := func(node string) error {
+		read, _ := try(t, shared.forged(t, node, server))
+		return read()
 	}
-	forged := func(node string) testbed.KeyPair {
-		t.Helper()
-		pair, err := shared.ClientCA().IssueClient("system:node:"+node, []string{"system:nodes"}, time.Now().Add(-time.Minute), time.Now().Add(time.Hour))
-		harness.Must(t, err)
-		return pair
-	}
-	v := newVictim(t, "recorded", server)
+	v := shared.newVictim(t, "recorded", server)
 
 	start("rehearse")
 	for _, node := range []string{v.Name, "invented", "control-plane"} {
-		harness.Must(t, reads(forged(node), node))
+		harness.Must(t, reads(node))
 	}
 	metrics, err := a.Metrics(ctx)
 	if err != nil || !strings.Contains(metrics, `node_attestation_authorizer_denials_total{cause="unrecorded",mode="rehearse"}`) {
@@ -76,16 +57,15 @@ func TestStolenCAKeyIsUseless(t *testing.T) {
 
 	start("on")
 	for _, node := range []string{v.Name, "invented"} {
-		if err := reads(forged(node), node); !harness.IsRefused(err, attestation.MessageUnrecorded) {
+		if err := reads(node); !harness.IsRefused(err, attestation.MessageUnrecorded) {
 			t.Errorf("a certificate of a stolen CA key reads as %s: %v", node, err)
 		}
 	}
-	harness.Must(t, reads(forged("control-plane"), "control-plane"))
+	harness.Must(t, reads("control-plane"))
 	for range 3 {
 		v.attest(t) // through this API server: its certificate may attest
-		api, err := kubernetes.NewForConfig(v.Credential(v.cluster))
-		harness.Must(t, err)
-		if _, err := api.CoreV1().Services("").List(ctx, metav1.ListOptions{}); err != nil {
+		read, _ := v.try(t)
+		if err := read(); err != nil {
 			t.Errorf("a new certificate: %v", err)
 		}
 	}

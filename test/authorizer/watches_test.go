@@ -26,8 +26,8 @@ import (
 // connect again. It does not run beside the other tests, which have such connections.
 func TestOpenWatchesEndWithTheirConnections(t *testing.T) {
 	ctx, server := t.Context(), shared.servers[0]
-	v := newVictim(t, "watcher", server)
-	stolen := harness.Credential{Node: v.Name, Config: v.Credential(v.cluster)}.Client(t)
+	v := shared.newVictim(t, "watcher", server)
+	stolen := v.credential().Client(t)
 	year := int64(365 * 24 * 60 * 60)
 	w, err := stolen.CoreV1().Services("").Watch(ctx, metav1.ListOptions{TimeoutSeconds: &year})
 	harness.Must(t, err)
