@@ -113,7 +113,7 @@ func (a *Authorizer) Authorize(ctx context.Context, spec authorizationv1.Subject
 	r, lists := newRequest(spec), a.lists.Load()
 
 	// 1. Is the certificate revoked, or the machine suspended?
-	decision := a.resolve(ctx, r, lists.Decide(r), lists.records)
+	decision := a.resolve(ctx, r, lists.Decide(r), lists.recordNames)
 	if decision.Verdict == Deny {
 		a.report(r, decision, false)
 		return deny(decision)

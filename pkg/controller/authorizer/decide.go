@@ -122,31 +122,31 @@ func (r *Request) attests() bool {
 // Decide says what the lists of revoked certificates and suspended machines say about a request. It
 // means the same as the admission policies (revocation.RenderPolicy, RenderTokenPolicy), and covers
 // reads, too: what a policy accepts gets NoOpinion. Policies have room for a limited number of
-// nodes. Here, further lists count for the nodes for which there was no room, and so do records.
+// nodes. Here, lists without a policy count, too, and so do records.
 func (l *Lists) Decide(r Request) Decision {
 	if slices.ContainsFunc(r.TokenNodes, func(node string) bool { return l.suspendedNodes[node] }) {
 		return Decision{Deny, SuspendedToken}
 	}
-	refused, lists := Decision{Verdict: NoOpinion}, l.byUser[r.User]
+	decision, lists := Decision{Verdict: NoOpinion}, l.byUser[r.User]
 	for _, list := range lists {
 		suspended := list.suspendedNodes[r.User] || r.has(list.suspended)
 		switch {
 		case r.has(list.current):
 		case suspended:
-			refused = Decision{Deny, Suspended}
-		case refused.Verdict == NoOpinion && !r.attests():
-			refused = Decision{Deny, Revoked}
+			decision = Decision{Deny, Suspended}
+		case decision.Verdict == NoOpinion && !r.attests():
+			decision = Decision{Deny, Revoked}
 		}
 	}
 	// A record says that a certificate is revoked, and no list has the node.
 	if len(lists) == 0 && r.has(l.revoked) && !r.attests() {
-		refused = Decision{Deny, Revoked}
+		decision = Decision{Deny, Revoked}
 	}
 	// A stale list lacks the certificate with which a node came back.
-	if refused.Verdict == Deny && len(r.Credentials) > 0 && !r.has(l.revoked) {
-		refused.Verdict = Unlisted
+	if decision.Verdict == Deny && len(r.Credentials) > 0 && !r.has(l.revoked) {
+		decision.Verdict = Unlisted
 	}
-	return refused
+	return decision
 }
 
 // DecideStrict says what strict mode says about a request that Decide leaves alone: whoever acts as

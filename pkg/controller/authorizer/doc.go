@@ -10,7 +10,7 @@
 // Reading order:
 //   - decide.go decides, without I/O
 //   - lists.go has the lists that a decision reads
-//   - authorizer.go tells the story of one question, and says what happens if a list may be stale
+//   - authorizer.go answers one SubjectAccessReview, and says what happens if a list may be stale
 //   - watch.go keeps the lists up to date, and recordreader.go reads one node's records
 //   - statefile.go keeps the lists across a restart
 //   - server.go answers API servers

@@ -132,8 +132,8 @@ func setOf(all []string) map[string]bool {
 	return set
 }
 
-// records reports whether the node's record names one of the credentials now.
-func (l *Lists) records(node string, credentials []string) bool {
+// recordNames reports whether the node's record names one of the credentials now.
+func (l *Lists) recordNames(node string, credentials []string) bool {
 	return names(l.recorded, node, credentials)
 }
 

@@ -38,8 +38,8 @@ const (
 	maxPEM, filesInterval = 1 << 20, 10 * time.Second
 )
 
-// ServeHTTP answers a SubjectAccessReview. It never answers with an error that an API server would
-// repeat: what cannot be read gets no opinion.
+// ServeHTTP answers a SubjectAccessReview. It never answers with an HTTP error, because API
+// servers repeat the question then. What cannot be read gets no opinion.
 //
 // A question over maxQuestion is denied, or a revoked certificate could read with a long selector.
 // API servers ask only about nodes and tokens of a node (packaging/authorizer/authorization.yaml),

@@ -143,7 +143,7 @@ func Release(scope Scope) (*Set, error) { return attestation.of(scope) }
 // change it.
 func Revocation(scope Scope) (*Set, error) { return revocation.of(scope) }
 
-// newPart returns the part of manifests that all scopes have, and of more manifests of some scopes.
+// newPart returns manifests that are parsed for each scope, with more[scope] added.
 func newPart(manifests []byte, more map[Scope][]byte) part {
 	p := part{}
 	for scope := Alone; scope <= Management; scope++ {

@@ -111,8 +111,8 @@ func ReleaseDigest(scope Scope, withRevocation bool) (string, error) {
 }
 
 // signerLists has the policies whose list of signers an overlay extends, for Signers and for
-// MachineSigners. Under another signer of its own, that signer writes the certificate, so
-// node-attestation-certificates is not among them.
+// MachineSigners. node-attestation-certificates is not among them: another signer writes its own
+// certificates.
 var signerLists = map[string]func(Options) []string{
 	"node-attestation-approval": func(o Options) []string { return o.Signers },
 	"node-attestation-signers":  allSigners,

@@ -114,7 +114,7 @@ func (c *PolicyCheck) assess(ctx context.Context, policies []admissionv1.Validat
 	// 3. Each API server must have one of the forms. Of both, the stricter one decides.
 	s := &PolicyState{static: static, Unknown: static.unknown(), Where: "the policies and their bindings are the release's"}
 	switch {
-	case inAPI && !static.some():
+	case inAPI && !static.anyHasStatic():
 		s.Unknown = nil // static policies are not needed
 	case inAPI:
 		s.Where += "; " + static.describe()
@@ -122,7 +122,7 @@ func (c *PolicyCheck) assess(ctx context.Context, policies []admissionv1.Validat
 		s.Consequence, s.Remedy = "The API server evaluates both forms, and refuses what one of them refuses", remedyStatic
 	case static.unreached():
 		return nil, fmt.Errorf("policies in the API are missing or altered, and no API server answered whether it has static policies: %s", strings.Join(s.Unknown, "; "))
-	case !static.some():
+	case !static.anyHasStatic():
 		s.Problems, s.Forbidden = apiProblems, static.forbidden()
 		s.Consequence, s.Remedy = consequenceApproval, remedyAPI
 	default:
@@ -133,7 +133,7 @@ func (c *PolicyCheck) assess(ctx context.Context, policies []admissionv1.Validat
 
 	// 4. In audit mode, nobody approves if the policies let only this controller.
 	approvalInAPI := !slices.ContainsFunc(apiProblems, func(p PolicyProblem) bool { return p.Policy == approvalPolicy })
-	if c.Audit && len(c.Others) == 0 && release.Has(approvalPolicy) && (approvalInAPI || static.name(controllers)) {
+	if c.Audit && len(c.Others) == 0 && release.Has(approvalPolicy) && (approvalInAPI || static.anyNames(controllers)) {
 		s.Problems = append(s.Problems, PolicyProblem{approvalPolicy, PolicyLocksOut, "only the controller may approve, and in audit mode it approves nothing"})
 	}
 	return s, nil

@@ -93,9 +93,9 @@ type apiServer struct {
 type staticAnswers struct {
 	// servers are sorted by address. The connection's own URL is last.
 	servers []apiServer
-	// unlisted says why the API servers could not be asked one by one. It is empty if they were, or
-	// if there was no need to.
-	unlisted string
+	// notAskedEach says why the API servers could not be asked one by one. It is empty if they
+	// were, or if there was no need to.
+	notAskedEach string
 }
 
 // ask asks the API servers, or returns their last answers. inAPI says that all policies are in
@@ -107,7 +107,7 @@ func (p *StaticProber) ask(ctx context.Context, inAPI bool) staticAnswers {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	fresh := noneFresh
-	if p.answers.some() || p.answers.unreached() {
+	if p.answers.anyHasStatic() || p.answers.unreached() {
 		fresh = answersFresh
 	}
 	if p.inAPI == inAPI && time.Since(p.asked) < fresh {
@@ -145,14 +145,14 @@ func (p *StaticProber) askAll(ctx context.Context, inAPI bool) staticAnswers {
 	answers := staticAnswers{servers: servers}
 	switch {
 	case err != nil:
-		answers.unlisted = cause(err)
+		answers.notAskedEach = cause(err)
 	case !slices.ContainsFunc(servers, apiServer.known):
-		answers.unlisted = "no address of the EndpointSlice default/kubernetes answers"
+		answers.notAskedEach = "no address of the EndpointSlice default/kubernetes answers"
 	}
 
 	// 3. The connection's own address leads to one of these. So its answer counts only if none of
 	// them gave it.
-	if answers.unlisted != "" || slices.ContainsFunc(servers, func(s apiServer) bool { return !s.known() }) {
+	if answers.notAskedEach != "" || slices.ContainsFunc(servers, func(s apiServer) bool { return !s.known() }) {
 		own = p.remembered(own)
 	}
 	if !slices.ContainsFunc(servers, own.equals) {

@@ -10,8 +10,10 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/policyset"
 )
 
-// some reports whether an API server has static policies.
-func (a staticAnswers) some() bool { return slices.ContainsFunc(a.servers, apiServer.hasStatic) }
+// anyHasStatic reports whether an API server has static policies.
+func (a staticAnswers) anyHasStatic() bool {
+	return slices.ContainsFunc(a.servers, apiServer.hasStatic)
+}
 
 // forbidden reports whether the user may ask no API server.
 func (a staticAnswers) forbidden() bool {
@@ -23,8 +25,8 @@ func (a staticAnswers) unreached() bool {
 	return len(a.servers) > 0 && !slices.ContainsFunc(a.servers, func(s apiServer) bool { return !s.unreached })
 }
 
-// name reports whether the static policies of an API server name exactly these controllers.
-func (a staticAnswers) name(controllers []string) bool {
+// anyNames reports whether the static policies of an API server name exactly these controllers.
+func (a staticAnswers) anyNames(controllers []string) bool {
 	return slices.ContainsFunc(a.servers, func(s apiServer) bool {
 		return s.hasStatic() && exactDifference(controllers, s.static.Controllers) == ""
 	})
@@ -33,7 +35,7 @@ func (a staticAnswers) name(controllers []string) bool {
 // guardRevocation reports whether each API server has static policies that guard revocation.
 func (a staticAnswers) guardRevocation(scope policyset.Scope) (bool, error) {
 	release, err := policyset.ReleaseDigest(scope, true)
-	return a.some() && !slices.ContainsFunc(a.servers, func(s apiServer) bool {
+	return a.anyHasStatic() && !slices.ContainsFunc(a.servers, func(s apiServer) bool {
 		return s.lacksStatic() || s.hasStatic() && s.static.Release != release
 	}), err
 }
@@ -114,8 +116,8 @@ func (a staticAnswers) unknown() (all []string) {
 			all = append(all, "static policies of "+s.address+" are not known: "+s.unknown)
 		}
 	}
-	if a.unlisted != "" {
-		all = append(all, "not each API server was asked for static policies: "+a.unlisted)
+	if a.notAskedEach != "" {
+		all = append(all, "not each API server was asked for static policies: "+a.notAskedEach)
 	}
 	if len(digests) > 1 {
 		all = append(all, "API servers have different files of static policies")
