@@ -361,7 +361,7 @@ func TestReadsAreLimited(t *testing.T) {
 	}
 }
 
-// While an API server hangs, an answer takes no longer than readTimeout.
+// While an API server hangs, a live read ends by itself.
 func TestReadsEnd(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -370,9 +370,10 @@ func TestReadsEnd(t *testing.T) {
 		return ctx.Err()
 	}})
 	r := newRecordReader(hanging, &Config{Namespace: namespace})
-	began := time.Now()
-	if _, err := r.isNamed(t.Context(), "a", []string{id(1)}); err == nil || time.Since(began) > readTimeout+5*time.Second {
-		t.Errorf("%v after %s", err, time.Since(began))
+	waiting, stop := context.WithTimeout(t.Context(), patience)
+	defer stop()
+	if _, err := r.isNamed(waiting, "a", []string{id(1)}); err == nil || waiting.Err() != nil {
+		t.Errorf("it ended with %v", err)
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
