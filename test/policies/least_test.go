@@ -405,7 +405,7 @@ func (l *live) missesEach(t *testing.T, m *machine) {
 		{right{"create", lease, "leases", namespace, ""}, loseLease},
 		{right{"get", "", "namespaces/status", "", namespace}, l.unbind},
 		{right{"patch", "", "namespaces/status", "", namespace}, l.unbind},
-		{right{"get", "discovery.k8s.io", "endpointslices", metav1.NamespaceDefault, "kubernetes"}, l.unbind},
+		{right{"get", "discovery.k8s.io", "endpointslices", "", "kubernetes"}, l.unbind},
 	}
 	starting := []row{
 		{right{"create", "", "events", namespace, ""}, restart}, // that it leads

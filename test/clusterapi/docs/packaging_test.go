@@ -73,8 +73,7 @@ func TestKustomizations(t *testing.T) {
 func partsAreComplete(t *testing.T, suffix string, alone, own []string) {
 	t.Helper()
 	both := []string{
-		"ClusterRole/node-attestation-controller-policies", "ClusterRoleBinding/node-attestation-controller-policies",
-		"Role/node-attestation-controller-policies", "RoleBinding/node-attestation-controller-policies", "Namespace/node-attestation-system",
+		"ClusterRole/node-attestation-controller-policies", "ClusterRoleBinding/node-attestation-controller-policies", "Namespace/node-attestation-system",
 	}
 	packaging := module + "/packaging/"
 	here, there := listed(t, packaging+"cluster-api/management"+suffix), listed(t, packaging+"cluster-api/workload"+suffix)
