@@ -570,8 +570,8 @@ func TestCheckWithoutRights(t *testing.T) {
 	}
 }
 
-// The check finds static policies, which the API does not show. A viewer may not ask for them, and
-// is told who can.
+// The check finds static policies, which the API does not show. A viewer may not ask for them. Then
+// the check says who may.
 func TestCheckOfStaticPolicies(t *testing.T) {
 	release := must(policyset.ReleaseDigest(policyset.Alone, false))
 	forbidden := func(message string) error {

@@ -122,7 +122,7 @@ func (r Renewal) moment(node string) time.Time {
 
 // The API server's answers, with status 403, to a write with a revoked certificate, or of a
 // suspended machine. More text may follow. MessageUnrecorded is for a certificate that no record
-// names, if node-attestation-authorizer is strict.
+// names, in strict mode of the authorizer.
 const (
 	MessageRevoked    = "this certificate was revoked: the node may only attest for a new one"
 	MessageSuspended  = "this machine is suspended by an operator"

@@ -107,8 +107,8 @@ func TestBadFile(t *testing.T) {
 	if hash := metric(t, c.admin, metrics+"last_config_info"); !strings.Contains(hash, fmt.Sprintf("sha256:%x", sha256.Sum256(append(good, 0)))) {
 		t.Errorf("the hash is another: %s", hash)
 	}
-	// Without the feature gate it does not start either: it never runs without the policies that it
-	// was told to read.
+	// Without the feature gate it does not start either, because it cannot read the policies that
+	// its flag names.
 	replace(t, file, good)
 	server, err = c.AddAPIServer(t.Context(), "--feature-gates=ManifestBasedAdmissionControlConfig=false")
 	if err == nil || !strings.Contains(err.Error(), "ManifestBasedAdmissionControlConfig") {

@@ -281,7 +281,7 @@ func TestRestartWithoutAPIServer(t *testing.T) {
 	}
 	w.isDown.Store(false)
 	awaitLive(t, a)
-	time.Sleep(failedAge)
+	eventually(t, "the record is read again after an error", func() bool { return denies(t, a, "a", 2) })
 	if !denies(t, a, "a", 2) || !denies(t, a, "c", 7) || denies(t, a, "b", 5) {
 		t.Error("once the lists are read, records decide")
 	}

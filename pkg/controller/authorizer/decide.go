@@ -149,8 +149,8 @@ func (l *Lists) Decide(r Request) Decision {
 	return decision
 }
 
-// DecideStrict says what strict mode says about a request that Decide leaves alone: whoever acts as
-// a node needs a certificate that a record names. unattested names nodes that have no record.
+// DecideStrict applies strict mode to a request about which Decide has no opinion: a node needs a
+// certificate that a record names. unattested names nodes that have no record.
 //
 // It does not ask which CA issued the certificate. So a certificate of kube-controller-manager, or
 // of a stolen CA key, is not enough.

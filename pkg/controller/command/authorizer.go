@@ -135,8 +135,7 @@ func (i *invocation) authorize(ctx context.Context, f *authorizerFlags) error {
 
 // connect returns a client for the watches of the authorizer.
 func (i *invocation) connect(kubeconfig string) (client.WithWatch, error) {
-	i.kubeconfig = kubeconfig
-	api, err := i.apiConfig()
+	api, err := i.apiConfig(kubeconfig)
 	if err != nil {
 		return nil, err
 	}

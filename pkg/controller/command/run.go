@@ -53,7 +53,7 @@ func (i *invocation) run(cmd *cobra.Command, _ []string) error {
 	if err != nil {
 		return err
 	}
-	api, err := i.apiConfig()
+	api, err := i.apiConfig(i.kubeconfig)
 	if err != nil {
 		return cli.Fail(CodeConfiguration, "name an existing kubeconfig with --kubeconfig, or run it in a pod", err)
 	}
@@ -136,10 +136,10 @@ func open(ctx context.Context, gate *preflight.Preflight) error {
 }
 
 // apiConfig returns the configuration of clients of the API server.
-func (i *invocation) apiConfig() (*rest.Config, error) {
+func (i *invocation) apiConfig(kubeconfig string) (*rest.Config, error) {
 	load := rest.InClusterConfig
-	if i.kubeconfig != "" {
-		load = func() (*rest.Config, error) { return clientcmd.BuildConfigFromFlags("", i.kubeconfig) }
+	if kubeconfig != "" {
+		load = func() (*rest.Config, error) { return clientcmd.BuildConfigFromFlags("", kubeconfig) }
 	}
 	api, err := load()
 	if err != nil {

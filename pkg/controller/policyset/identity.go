@@ -39,8 +39,8 @@ type Identity struct {
 const identityPrefix = "static policies of node-attestation-controller: "
 
 // message returns the message of the identity policy's refusal, in one line.
-func (p Identity) message() (string, error) {
-	content, err := json.Marshal(p)
+func (id Identity) message() (string, error) {
+	content, err := json.Marshal(id)
 	return identityPrefix + string(content), err
 }
 
@@ -62,16 +62,16 @@ func ParseRefusal(err error) (Identity, bool) {
 	if match == nil {
 		return Identity{}, false
 	}
-	var p Identity
-	if json.Unmarshal([]byte(match[1]), &p) != nil || p.Digest == "" {
+	var id Identity
+	if json.Unmarshal([]byte(match[1]), &id) != nil || id.Digest == "" {
 		return Identity{}, false
 	}
-	return p, true
+	return id, true
 }
 
 // policy returns the identity policy and its binding.
-func (p Identity) policy() (policy admissionv1.ValidatingAdmissionPolicy, binding admissionv1.ValidatingAdmissionPolicyBinding, err error) {
-	message, err := p.message()
+func (id Identity) policy() (policy admissionv1.ValidatingAdmissionPolicy, binding admissionv1.ValidatingAdmissionPolicyBinding, err error) {
+	message, err := id.message()
 	if err != nil {
 		return policy, binding, err
 	}

@@ -125,6 +125,8 @@ func (s *Set) digest() (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
+var errNoScope = errors.New("admission policies: the scope is not set")
+
 // part is a group of manifests. Each is parsed once for each scope.
 type part map[Scope]func() (*Set, error)
 
@@ -155,7 +157,7 @@ func newPart(manifests []byte, more map[Scope][]byte) part {
 func (p part) of(scope Scope) (*Set, error) {
 	parsed := p[scope]
 	if parsed == nil {
-		return nil, errors.New("admission policies: the scope is not set")
+		return nil, errNoScope
 	}
 	return parsed()
 }

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"sync"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -103,12 +104,35 @@ func source(scope Scope, withRevocation bool) (*Set, error) {
 // ReleaseDigest returns the SHA-256 of the policies of this release, as they are embedded, that the
 // static form of that scope has, with or without revocation's.
 func ReleaseDigest(scope Scope, withRevocation bool) (string, error) {
-	set, err := source(scope, withRevocation)
-	if err != nil {
-		return "", err
+	digest := releaseDigests[release{scope, withRevocation}]
+	if digest == nil {
+		return "", errNoScope
 	}
-	return set.digest()
+	return digest()
 }
+
+// release is what a static form has of the release.
+type release struct {
+	scope          Scope
+	withRevocation bool
+}
+
+// releaseDigests are computed once: a controller compares them at each hello.
+var releaseDigests = func() map[release]func() (string, error) {
+	all := map[release]func() (string, error){}
+	for scope := Alone; scope <= Management; scope++ {
+		for _, withRevocation := range []bool{false, true} {
+			all[release{scope, withRevocation}] = sync.OnceValues(func() (string, error) {
+				set, err := source(scope, withRevocation)
+				if err != nil {
+					return "", err
+				}
+				return set.digest()
+			})
+		}
+	}
+	return all
+}()
 
 // signerLists has the policies whose list of signers an overlay extends, for Signers and for
 // MachineSigners. node-attestation-certificates is not among them: another signer writes its own
