@@ -161,7 +161,7 @@ func TestNodeOutlivesItsAuthorizer(t *testing.T) {
 	pair, err := shared.ClientCA().IssueClient("system:node:"+name, []string{"system:nodes"}, time.Now().Add(-time.Minute), time.Now().Add(time.Hour))
 	harness.Must(t, err)
 	kubelet, err := testbed.StartKubelet(t.Context(), testbed.KubeletOptions{
-		Components: built.kubelet, NodeName: name, Kubeconfig: server.Kubeconfig(testbed.CertificateUser(pair)),
+		Components: built.Kubelet, NodeName: name, Kubeconfig: server.Kubeconfig(testbed.CertificateUser(pair)),
 		Config: fmt.Sprintf("nodeLeaseDurationSeconds: %d\n", at.leaseSeconds),
 	})
 	harness.Must(t, err)

@@ -5,17 +5,14 @@
 package authorizer
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
@@ -25,14 +22,7 @@ import (
 
 const module = "../.."
 
-// programs are the paths of what the tests start.
-type programs struct {
-	plugin, controller string
-	commands           string // the folder with kubectl-attest
-	kubelet            compile.KubeletComponents
-}
-
-var built programs
+var built controllerprocess.KubeletPrograms
 
 // bed is a cluster with revocation, and with an authorizer for each of its API servers.
 type bed struct {
@@ -43,8 +33,7 @@ type bed struct {
 	// authorizerArgs are added to the command line of each authorizer.
 	authorizerArgs []string
 
-	mu        sync.Mutex
-	inventory bytes.Buffer
+	inventory controllerprocess.Machines
 }
 
 // shared is the cluster of most tests, which run at once. The first two API servers are for the
@@ -52,23 +41,7 @@ type bed struct {
 var shared *bed
 
 func TestMain(m *testing.M) {
-	build := func(ctx context.Context, dir string) error {
-		made := programsIn(dir)
-		return errors.Join(
-			os.Mkdir(made.commands, 0o700),
-			compile.Program(ctx, module, made.plugin, "./cmd/kubelet-authenticator"),
-			compile.Program(ctx, module, filepath.Join(made.commands, "kubectl-attest"), "./cmd/kubectl-attest"),
-			controllerprocess.Build(ctx, module, made.controller))
-	}
-	os.Exit(testbed.MainIsolated(inCluster{m}, 4, build, func(ctx context.Context, dir string) (err error) {
-		built = programsIn(dir)
-		built.kubelet, err = compile.Kubelet(ctx, os.Stderr)
-		return err
-	}))
-}
-
-func programsIn(dir string) programs {
-	return programs{plugin: filepath.Join(dir, "kubelet-authenticator"), controller: filepath.Join(dir, "node-attestation-controller"), commands: filepath.Join(dir, "commands")}
+	os.Exit(controllerprocess.MainWithKubelets(inCluster{m}, module, &built, "kubectl-attest"))
 }
 
 // inCluster runs the tests in a cluster that they share.
@@ -108,7 +81,7 @@ func newBed(ctx context.Context, dir string, servers int, authorizerArgs ...stri
 		if err := os.Mkdir(files, 0o700); err != nil {
 			return nil, err
 		}
-		a, err := controllerprocess.NewAuthorizer(module, files, built.controller)
+		a, err := controllerprocess.NewAuthorizer(module, files, built.Controller)
 		if err != nil {
 			return nil, err
 		}
@@ -162,7 +135,7 @@ func (b *bed) setUp(ctx context.Context, dir string) (err error) {
 		func() error { return controllerprocess.InstallAuthorizer(ctx, b.ControlPlane, module) },
 		func() (err error) {
 			b.controller, err = controllerprocess.New(controllerprocess.Options{
-				ControlPlane: b.ControlPlane, Dir: dir, Binary: built.controller, Args: []string{"--revocation"},
+				ControlPlane: b.ControlPlane, Dir: dir, Binary: built.Controller, Args: []string{"--revocation"},
 				Configure: func(c *config.Config) { c.LeaderElection.Enabled = false },
 			})
 			return err
@@ -203,8 +176,5 @@ func awaitLive(t *testing.T, a *controllerprocess.Authorizer) {
 // admit adds machines to the inventory.
 func (b *bed) admit(t *testing.T, documents []byte) {
 	t.Helper()
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.inventory.Write(documents)
-	harness.Must(t, controllerprocess.SetInventory(t.Context(), b.ControlPlane, b.inventory.Bytes()))
+	harness.Must(t, b.inventory.Add(t.Context(), b.ControlPlane, documents))
 }

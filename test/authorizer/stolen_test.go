@@ -179,9 +179,9 @@ func (s *thief) mustReadNothingByLongSelectors(t *testing.T) {
 func TestStolenKeyReadsNothing(t *testing.T) {
 	t.Parallel()
 	const name = "stolen"
-	m := harness.NewMachine(t, built.plugin, name, swtpm.Options{Certified: []string{"ecc-p256"}})
+	m := harness.NewMachine(t, built.Plugin, name, swtpm.Options{Certified: []string{"ecc-p256"}})
 	n := harness.StartKubeletNode(t, m, harness.KubeletNodeOptions{
-		Cluster: shared.ControlPlane, Components: built.kubelet, CheckInterval: checkInterval, Admit: shared.admit,
+		Cluster: shared.ControlPlane, Components: built.Kubelet, CheckInterval: checkInterval, Admit: shared.admit,
 	})
 	makeReadable(t, name)
 	stolen, before, what := n.Credential(t), n.Pair(t).Fingerprint(), readsOf(name)
@@ -254,5 +254,5 @@ func TestStolenKeyReadsNothing(t *testing.T) {
 // revoke runs the command. It returns when the command had created the NodeRevocation.
 func revoke(t *testing.T, node string) time.Time {
 	t.Helper()
-	return harness.KubectlAttest(t, shared.ControlPlane, built.commands, "created", "revoke", node, "--reason=key stolen", "--yes", "--wait=false")
+	return harness.KubectlAttest(t, shared.ControlPlane, built.Commands, "created", "revoke", node, "--reason=key stolen", "--yes", "--wait=false")
 }

@@ -21,7 +21,7 @@ import (
 func TestStolenCAKeyIsUseless(t *testing.T) {
 	t.Parallel()
 	ctx, dir := t.Context(), t.TempDir()
-	a, err := controllerprocess.NewAuthorizer(module, dir, built.controller)
+	a, err := controllerprocess.NewAuthorizer(module, dir, built.Controller)
 	harness.Must(t, err)
 	server, err := shared.AddAPIServer(ctx, a.APIServerArg())
 	harness.Must(t, err)

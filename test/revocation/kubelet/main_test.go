@@ -6,13 +6,10 @@
 package kubelet
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	"sync"
 	"testing"
 	"time"
 
@@ -23,7 +20,6 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
-	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
@@ -35,14 +31,7 @@ const (
 	checkInterval = 10 * time.Second
 )
 
-// programs are the paths of what the tests start.
-type programs struct {
-	plugin, controller string
-	commands           string // the folder with kubectl-attest
-	kubelet            compile.KubeletComponents
-}
-
-var built programs
+var built controllerprocess.KubeletPrograms
 
 // bed is what all tests of the package share. They run at once.
 type bed struct {
@@ -52,30 +41,13 @@ type bed struct {
 	controller *controllerprocess.Controller
 	client     client.Client
 
-	mu        sync.Mutex
-	inventory bytes.Buffer
+	inventory controllerprocess.Machines
 }
 
 var shared *bed
 
 func TestMain(m *testing.M) {
-	build := func(ctx context.Context, dir string) error {
-		made := programsIn(dir)
-		return errors.Join(
-			os.Mkdir(made.commands, 0o700),
-			compile.Program(ctx, module, made.plugin, "./cmd/kubelet-authenticator"),
-			compile.Program(ctx, module, filepath.Join(made.commands, "kubectl-attest"), "./cmd/kubectl-attest"),
-			controllerprocess.Build(ctx, module, made.controller))
-	}
-	os.Exit(testbed.MainIsolated(inCluster{m}, 4, build, func(ctx context.Context, dir string) (err error) {
-		built = programsIn(dir)
-		built.kubelet, err = compile.Kubelet(ctx, os.Stderr)
-		return err
-	}))
-}
-
-func programsIn(dir string) programs {
-	return programs{plugin: filepath.Join(dir, "kubelet-authenticator"), controller: filepath.Join(dir, "node-attestation-controller"), commands: filepath.Join(dir, "commands")}
+	os.Exit(controllerprocess.MainWithKubelets(inCluster{m}, module, &built, "kubectl-attest"))
 }
 
 // inCluster runs the tests in a cluster with revocation.
@@ -118,7 +90,7 @@ func setUp(ctx context.Context, cp *testbed.ControlPlane, dir string) (err error
 		},
 		func() (err error) {
 			b.controller, err = controllerprocess.New(controllerprocess.Options{
-				ControlPlane: cp, Dir: dir, Binary: built.controller, Args: []string{"--revocation"},
+				ControlPlane: cp, Dir: dir, Binary: built.Controller, Args: []string{"--revocation"},
 				Configure: func(c *config.Config) { c.LeaderElection.Enabled = false },
 			})
 			return err
@@ -137,10 +109,7 @@ func setUp(ctx context.Context, cp *testbed.ControlPlane, dir string) (err error
 // admit adds machines to the inventory.
 func (b *bed) admit(t *testing.T, documents []byte) {
 	t.Helper()
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.inventory.Write(documents)
-	harness.Must(t, controllerprocess.SetInventory(t.Context(), b.ControlPlane, b.inventory.Bytes()))
+	harness.Must(t, b.inventory.Add(t.Context(), b.ControlPlane, documents))
 }
 
 // node is a machine with a real kubelet.
@@ -151,8 +120,8 @@ type node struct {
 // newNode returns one that is ready, and has lost the token that it got its first certificate with.
 func newNode(t *testing.T, name string) *node {
 	t.Helper()
-	m := harness.NewMachine(t, built.plugin, name, swtpm.Options{Certified: []string{"ecc-p256"}})
+	m := harness.NewMachine(t, built.Plugin, name, swtpm.Options{Certified: []string{"ecc-p256"}})
 	return &node{harness.StartKubeletNode(t, m, harness.KubeletNodeOptions{
-		Cluster: shared.ControlPlane, Components: built.kubelet, CheckInterval: checkInterval, Admit: shared.admit,
+		Cluster: shared.ControlPlane, Components: built.Kubelet, CheckInterval: checkInterval, Admit: shared.admit,
 	})}
 }

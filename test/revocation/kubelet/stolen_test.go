@@ -147,7 +147,7 @@ func TestStolenKeyOfKubelet(t *testing.T) {
 		wait.Go(func() { s.goesOn(ctx, n.Name) })
 	}
 	began := time.Now()
-	created := harness.KubectlAttest(t, shared.ControlPlane, built.commands, "created", "revoke", n.Name, "--reason=key stolen", "--yes", "--wait=false")
+	created := harness.KubectlAttest(t, shared.ControlPlane, built.Commands, "created", "revoke", n.Name, "--reason=key stolen", "--yes", "--wait=false")
 	wait.Wait()
 	var everywhere time.Time // when each API server refused each write
 	for _, s := range thieves {

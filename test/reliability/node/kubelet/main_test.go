@@ -7,9 +7,7 @@ package kubelet
 
 import (
 	"context"
-	"errors"
 	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -18,7 +16,6 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
-	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
@@ -26,30 +23,10 @@ import (
 
 const module = "../../../.."
 
-// programs are the paths of what the tests start.
-type programs struct {
-	plugin, controller string
-	kubelet            compile.KubeletComponents
-}
-
-var built programs
+var built controllerprocess.KubeletPrograms
 
 func TestMain(m *testing.M) {
-	build := func(ctx context.Context, dir string) error {
-		made := programsIn(dir)
-		return errors.Join(
-			compile.Program(ctx, module, made.plugin, "./cmd/kubelet-authenticator"),
-			controllerprocess.Build(ctx, module, made.controller))
-	}
-	os.Exit(testbed.MainIsolated(inCluster{m}, 4, build, func(ctx context.Context, dir string) (err error) {
-		built = programsIn(dir)
-		built.kubelet, err = compile.Kubelet(ctx, os.Stderr)
-		return err
-	}))
-}
-
-func programsIn(dir string) programs {
-	return programs{plugin: filepath.Join(dir, "kubelet-authenticator"), controller: filepath.Join(dir, "node-attestation-controller")}
+	os.Exit(controllerprocess.MainWithKubelets(inCluster{m}, module, &built))
 }
 
 var shared *testbed.ControlPlane
@@ -84,7 +61,7 @@ func setUp(ctx context.Context, cp *testbed.ControlPlane, _ string) error {
 func newController(t *testing.T) *controllerprocess.Controller {
 	t.Helper()
 	c, err := controllerprocess.New(controllerprocess.Options{
-		ControlPlane: shared, Dir: t.TempDir(), Binary: built.controller,
+		ControlPlane: shared, Dir: t.TempDir(), Binary: built.Controller,
 		Configure: func(c *config.Config) {
 			c.Signing = config.Signing{Mode: config.ApproveOnly}
 			c.Signers = []config.Signer{{Name: certificatesv1.KubeAPIServerClientKubeletSignerName, Shared: true}}
@@ -119,15 +96,15 @@ type node struct {
 // its first certificate with.
 func newNode(t *testing.T, name string) *node {
 	t.Helper()
-	n := &node{Machine: harness.NewMachine(t, built.plugin, name, swtpm.Options{Certified: []string{"ecc-p256"}})}
+	n := &node{Machine: harness.NewMachine(t, built.Plugin, name, swtpm.Options{Certified: []string{"ecc-p256"}})}
 	n.Signer = certificatesv1.KubeAPIServerClientKubeletSignerName
 	harness.Must(t, controllerprocess.SetInventory(t.Context(), shared, harness.Inventory(t, n.Machine)))
 	token, err := shared.CreateBootstrapToken(t.Context(), 10*time.Minute)
 	harness.Must(t, err)
 	harness.Must(t, shared.WriteKubeconfig(n.Bootstrap, testbed.TokenUser(token)))
 	n.kubelet, err = testbed.StartKubelet(t.Context(), testbed.KubeletOptions{
-		Components: built.kubelet, NodeName: name,
-		Kubeconfig: shared.ExecKubeconfig("client.authentication.k8s.io/v1", built.plugin, n.Flags(), nil, true),
+		Components: built.Kubelet, NodeName: name,
+		Kubeconfig: shared.ExecKubeconfig("client.authentication.k8s.io/v1", built.Plugin, n.Flags(), nil, true),
 	})
 	harness.Must(t, err)
 	t.Cleanup(func() {
