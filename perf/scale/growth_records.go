@@ -17,7 +17,7 @@ import (
 func growthRecords(ctx context.Context, b *bench) error {
 	c := newCurve("records", "enrolment, median", "slowest", "controller CPU", "API server CPU", "one judgement", "list by node name", "list of all", "bytes of all")
 	err := b.withSite(ctx, siteOptions{machines: 2}, func(s *site) error {
-		records, err := s.recordClient(ctx)
+		records, err := controllerprocess.RecordClient(ctx, s.cp)
 		if err != nil {
 			return err
 		}

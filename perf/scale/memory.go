@@ -13,6 +13,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/perf/plot"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 )
 
 const (
@@ -28,7 +29,7 @@ const (
 func memoryOf(ctx context.Context, b *bench) error {
 	c := newCurve("records and machines", "idle, MiB", "heap, MiB", "after enrolments", "most", "heap", "standby, MiB", "heap", "goroutines")
 	err := b.withSite(ctx, siteOptions{machines: crowded}, func(s *site) error {
-		records, err := s.recordClient(ctx)
+		records, err := controllerprocess.RecordClient(ctx, s.cp)
 		if err != nil {
 			return err
 		}

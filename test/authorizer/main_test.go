@@ -13,6 +13,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-logr/logr"
+	ctrl "sigs.k8s.io/controller-runtime"
+
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
@@ -41,6 +44,7 @@ type bed struct {
 var shared *bed
 
 func TestMain(m *testing.M) {
+	ctrl.SetLogger(logr.Discard()) // what a client has to say, such as that a kind is deprecated
 	os.Exit(controllerprocess.MainWithKubelets(inCluster{m}, module, &built, "kubectl-attest"))
 }
 

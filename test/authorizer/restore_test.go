@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/revocation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
@@ -29,11 +30,11 @@ type strictFleet struct {
 	forged []harness.Credential
 }
 
-// A record is lost, and etcd is restored to a time before certificates were issued. In strict mode
-// neither stops a node, since the authorizer's state file remembers the certificates. Without that
-// file, nodes with later certificates are denied until they have attested again. A certificate that
-// a thief of the CA's key issued is refused all along. Only without any record, and without the
-// file, nothing is denied until the first node has attested.
+// Records are lost, and etcd is restored to a time before certificates were issued. In strict mode
+// neither stops one of 1,000 nodes, since the authorizer's state file remembers the certificates.
+// Without that file, nodes with later certificates are denied until they have attested again. A
+// certificate that a thief of the CA's key issued is refused all along. Only without any record,
+// and without the file, nothing is denied until the first node has attested.
 func TestFleetOutlivesARestore(t *testing.T) {
 	t.Parallel()
 	f := newStrictFleet(t)
@@ -42,22 +43,29 @@ func TestFleetOutlivesARestore(t *testing.T) {
 	f.remembers(t, f.nodes...)
 	f.allWork(t, "at first")
 	f.thiefIsRefused(t, "at first")
+	c := f.newCrowd(t, unchanged)
+	c.grow(t, crowdSize/2)
 
-	// 1. After the backup, two nodes renew, and one enrols. The record of one is lost.
+	// 1. After the backup, two nodes renew, and one enrols. The record of one is lost. Half of the
+	// crowd enrols, too, and loses some records.
 	harness.Must(t, f.Backup(t.Context(), backup))
+	c.grow(t, crowdSize)
 	late := f.enrols(t, "late")
 	renewed.attest(t)
 	lost.attest(t)
 	f.remembers(t, f.nodes...)
-	f.deleteRecords(t, "--field-selector=spec.nodeName="+lost.Name)
+	f.deleteRecords(t, "?fieldSelector=spec.nodeName%3D"+lost.Name)
+	f.deleteRecords(t, "?labelSelector="+willBeLost)
 	renewed.attest(t)
-	f.remembers(t, renewed) // so it has also seen that the record is lost
-	f.allWork(t, "with a lost record")
-	f.thiefIsRefused(t, "with a lost record")
+	f.remembers(t, renewed) // so it has also seen that the records are lost
+	f.allWork(t, "with lost records")
+	c.works(t, "with lost records")
+	f.thiefIsRefused(t, "with lost records")
 
 	// 2. etcd is restored. Nobody has restarted anything yet.
 	harness.Must(t, f.Restore(t.Context(), backup))
 	f.allWork(t, "after the restore")
+	c.works(t, "after the restore")
 	f.thiefIsRefused(t, "after the restore")
 
 	// 3. The operator follows docs/operations.md: a new challenge key, the present inventory, and
@@ -68,6 +76,7 @@ func TestFleetOutlivesARestore(t *testing.T) {
 	harness.Must(t, errors.Join(f.controller.Start(t.Context()), f.controller.Ready(t.Context())))
 	f.restartAuthorizer(t)
 	f.allWork(t, "after the restart of the authorizer")
+	c.works(t, "after the restart of the authorizer")
 	f.thiefIsRefused(t, "after the restart of the authorizer")
 
 	// 4. The state file is lost, too. Who has a later certificate than the records is denied.
@@ -86,7 +95,7 @@ func TestFleetOutlivesARestore(t *testing.T) {
 		if _, err := v.Attest(t.Context(), v.cluster); !errors.As(err, &refused) || refused.Decision.Reason != attestation.ReasonUnknownCredential {
 			t.Errorf("%s attests, and its record is older than its certificate: %v", v.Name, err)
 		}
-		f.deleteRecords(t, "--field-selector=spec.nodeName="+v.Name)
+		f.deleteRecords(t, "?fieldSelector=spec.nodeName%3D"+v.Name)
 	}
 	for _, v := range []*victim{renewed, lost, late} {
 		v.attest(t)
@@ -94,11 +103,12 @@ func TestFleetOutlivesARestore(t *testing.T) {
 	}
 	f.allWork(t, "when all have attested again")
 	f.thiefIsRefused(t, "when all have attested again")
+	f.remembers(t, f.nodes...)
 
 	// 6. All records and the state file are lost.
 	harness.Must(t, authorizer.Kill())
 	harness.Must(t, os.Remove(authorizer.StateFile()))
-	f.deleteRecords(t, "--all")
+	f.deleteRecords(t, "")
 	f.restartAuthorizer(t)
 	f.logs(t, "there is no record: strict mode denies nothing")
 	f.allWork(t, "without any record")
@@ -156,9 +166,11 @@ func (f *strictFleet) kubectl(t *testing.T, args ...string) {
 	harness.Must(t, err)
 }
 
-func (f *strictFleet) deleteRecords(t *testing.T, which string) {
+// deleteRecords deletes those that a query selects, at once.
+func (f *strictFleet) deleteRecords(t *testing.T, query string) {
 	t.Helper()
-	f.kubectl(t, "delete", "nodeattestation", which)
+	path := "/apis/" + v1alpha1.GroupVersion.String() + "/namespaces/" + controllerprocess.Namespace + "/nodeattestations"
+	f.kubectl(t, "delete", "--raw="+path+query)
 }
 
 // restartAuthorizer ends the authorizer, if it runs, and starts it. It returns when the authorizer

@@ -22,10 +22,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
@@ -137,6 +140,25 @@ func Kubeconfig(ctx context.Context, cp *testbed.ControlPlane) ([]byte, error) {
 		return nil, fmt.Errorf("make a token for service account %s/%s: %w", Namespace, Account, err)
 	}
 	return cp.Kubeconfig(testbed.TokenUser(token.Status.Token)), nil
+}
+
+// RecordClient returns a client for records with the identity of the controller: nobody else may
+// write them. Its rate is not limited.
+func RecordClient(ctx context.Context, cp *testbed.ControlPlane) (client.Client, error) {
+	kubeconfig, err := Kubeconfig(ctx, cp)
+	if err != nil {
+		return nil, err
+	}
+	config, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	config.QPS = -1
+	scheme := runtime.NewScheme()
+	if err := v1alpha1.AddToScheme(scheme); err != nil {
+		return nil, err
+	}
+	return client.New(config, client.Options{Scheme: scheme})
 }
 
 const policyTimeout = 20 * time.Second

@@ -7,6 +7,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -21,6 +22,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/attestctl"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/checkup"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/policyset"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
@@ -159,6 +162,8 @@ func TestMoveWithoutAGap(t *testing.T) {
 	if other, err := askIdentity(t.Context(), third.Client()); err != nil || other.Digest != identity.Digest {
 		t.Errorf("two API servers with one file differ: %v", err)
 	}
+	const inForce = "are the release's; API servers with static policies: "
+	c.attestCheckSays(t, third, checkup.OK, inForce+third.URL())
 	// 2. The static form alone.
 	for _, kind := range []string{"validatingadmissionpolicybindings", "validatingadmissionpolicies"} {
 		_, err := c.RunKubectl(t.Context(), c.kubeconfig, "--server="+third.URL(), "delete", kind, "--all")
@@ -166,6 +171,7 @@ func TestMoveWithoutAGap(t *testing.T) {
 	}
 	harness.Eventually(t, harness.Soon, "the static policy alone refuses", refuses(third.Client(), isStatic(approvalPolicy)))
 	harness.Must(t, approve(t.Context(), as(t, third.AdminConfig(), controllerUser), request))
+	c.attestCheckSays(t, third, checkup.OK, inForce+third.URL())
 	// 3. The controller gets another name: both names, then the new one.
 	const renamed = "system:serviceaccount:node-attestation-system:renamed"
 	for _, names := range [][]string{{controllerUser, renamed}, {renamed}} {
@@ -185,7 +191,28 @@ func TestMoveWithoutAGap(t *testing.T) {
 	if err := approve(t.Context(), as(t, third.AdminConfig(), controllerUser), request); !refusedBy(err, isStatic(approvalPolicy)) {
 		t.Errorf("the old name still approves: %v", err)
 	}
+	c.attestCheckSays(t, third, checkup.Failure, `name the controller "`+renamed+`", which is not configured: `+third.URL())
 	attacker.stop()
+}
+
+// attestCheckSays runs kubectl attest check against an API server, and fails the test unless the
+// check of the policies has this status, and a message with this text.
+func (c *cluster) attestCheckSays(t *testing.T, server *testbed.APIServer, status checkup.Status, message string) {
+	t.Helper()
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	harness.WriteFile(t, kubeconfig, server.Kubeconfig(c.AdminUser()))
+	var stdout, stderr bytes.Buffer
+	attestctl.Program{Version: "v0.0.0-test"}.Run(t.Context(), attestctl.Process{
+		Args: []string{"check", "-o", "json", "--kubeconfig=" + kubeconfig}, Stdin: strings.NewReader(""), Stdout: &stdout, Stderr: &stderr, Getenv: os.Getenv,
+	})
+	var report struct{ Checks []checkup.Result }
+	harness.Must(t, json.Unmarshal(stdout.Bytes(), &report))
+	for _, r := range report.Checks {
+		if r.Name == "policies" && r.Status == status && strings.Contains(r.Message, message) {
+			return
+		}
+	}
+	t.Errorf("kubectl attest check does not say %s, %q: %s%s", status, message, &stdout, &stderr)
 }
 
 // attacker tries an approval all the time.

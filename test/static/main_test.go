@@ -22,6 +22,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-logr/logr"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -29,6 +30,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	ctrl "sigs.k8s.io/controller-runtime"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/command"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/policyset"
@@ -45,6 +47,7 @@ const (
 )
 
 func TestMain(m *testing.M) {
+	ctrl.SetLogger(logr.Discard()) // what a client has to say, such as that a kind is deprecated
 	testbed.Parallel(3)
 	os.Exit(m.Run())
 }
