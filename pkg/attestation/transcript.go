@@ -8,7 +8,6 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
-	"strconv"
 )
 
 // SecretSize is the size in bytes of the secret in a challenge, and of the MAC made with it.
@@ -102,16 +101,7 @@ func (t Transcript) digest() [sha256.Size]byte {
 	b.bytes(hello[:])
 	b.text(t.ProofName)
 	b.bytes(pkcs10[:])
-	var usages items
-	for _, usage := range t.Usages {
-		usages.text(usage)
-	}
-	b.bytes(usages)
-	expiration := ""
-	if t.ExpirationSeconds != nil {
-		expiration = strconv.Itoa(int(*t.ExpirationSeconds))
-	}
-	b.text(expiration)
+	b.terms(t.Usages, t.ExpirationSeconds)
 	b.text(t.KeyID)
 	b.selection(t.PCRs)
 	return sha256.Sum256(b)

@@ -486,8 +486,9 @@ type document struct {
 	EK string `json:"ek,omitempty"`
 	// Hello is the name of the hello that a proof refers to.
 	Hello string `json:"hello,omitempty"`
-	// Machine is the machine that evidence of one round names.
+	// Machine is the machine that evidence of one round names, and For the request that it is for.
 	Machine string `json:"machine,omitempty"`
+	For     string `json:"for,omitempty"`
 	// Refused is the reason for which the evidence is refused, and Unavailable says that it cannot
 	// be judged now.
 	Refused     verifier.Reason `json:"refused,omitempty"`
@@ -1014,7 +1015,7 @@ func (k *kit) request(name, signer, node, username string, d document) *certific
 func (k *kit) build(name, signer, node string, d document) *certificatesv1.CertificateSigningRequest {
 	provider := "tpm"
 	if signer == acmeSigner {
-		provider = "acme"
+		provider, d.For = "acme", name
 	}
 	content := attestation.Request{PKCS10: pkcs10For(csr.Identity{NodeName: node, ProviderID: k.providerIDs[node]}), Provider: provider, Data: must(json.Marshal(d))}
 	return csr.Object(name, signer, must(content.Marshal()), nodeKey().Public(), nil)

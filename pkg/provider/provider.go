@@ -177,6 +177,10 @@ const (
 	FIPSEnforced
 )
 
+// Auto is the setting that leaves the choice of the provider to the program. It is no provider's
+// name.
+const Auto = "auto"
+
 // Settings are the operator's settings. Each provider uses those that apply to it.
 type Settings struct {
 	// TPMDevice is the path of the TPM: a character device, or the Unix socket of a software
@@ -193,6 +197,9 @@ type Settings struct {
 	SystemUUIDFrom string
 	// RuntimeDir is a directory that only root can write, for locks. It need not survive a reboot.
 	RuntimeDir string
+	// ClusterUID is the UID of the cluster, as its controller knows it. A cloud's statement is
+	// bound to it. If it is empty, the statement is not bound to a cluster.
+	ClusterUID string
 }
 
 // Factory makes a provider by name.

@@ -18,13 +18,15 @@ import (
 type Evidence struct {
 	// Provider is the provider that verified the evidence.
 	Provider string
-	// EK is the fingerprint of the endorsement key, or another identifier of machines that the
-	// provider defines. A proof proves it, a hello only claims it. Machines and records have it in
-	// the same form.
+	// EK is the fingerprint of the endorsement key, or of the instance (attestation.Instance). A
+	// proof proves it, a hello only claims it. Machines and records have it in the same form.
 	EK string
 	// Machine is the machine's MachineRef.Name, if the evidence itself names the machine, as a
-	// cloud's signed identity does. There is no EK then.
+	// cloud's signed identity does. The record then pins EK, too, if there is one.
 	Machine string
+	// Instance is the platform's name of the machine. It is nil if the provider has none. The rules
+	// read EK in its place.
+	Instance *attestation.Instance
 	// AK is the Name of the attestation key, in hex, for the record.
 	AK string
 	// SignerName is set for a hello: the signer to which the node says it will send the proof.
@@ -102,8 +104,8 @@ func (r *Rules) checkEvidence(q request, evidence Evidence, hello *certificatesv
 		f.wait(ReasonAttestationUnavailable, "the evidence could not be judged yet")
 	case q.kind.insecure:
 		id.accepted = true // this provider has no evidence
-	case (evidence.EK == "") == (evidence.Machine == ""):
-		f.deny(ReasonRefused, "the evidence shows nothing, or two things")
+	case evidence.EK == "" && evidence.Machine == "":
+		f.deny(ReasonRefused, "the evidence shows nothing")
 	case evidence.Provider != q.content.Provider:
 		f.deny(ReasonProviderMismatch, "the evidence was judged as another provider's")
 	default:

@@ -45,10 +45,11 @@ func (r *Rules) TrustsOnFirstUse(in Input, ek string) (MachineRef, bool) {
 // selectOnFirstUse selects a machine by the provider ID in the request, if the policy allows it and
 // the endorsement key selects none. Then only the secrecy of the machine's bootstrap token protects
 // the machine. It returns nil if there is no such machine, and the rules that the machine fails. It
-// never selects a machine for which a source names a key: that key decides.
+// never selects a machine for which a source names a key: that key decides. Nor does it select one
+// for the instance of a cloud, whose evidence says which provider ID it has.
 func (r *Rules) selectOnFirstUse(in Input, q request, s subject) (*Machine, findings) {
 	var f findings
-	if !r.policy.TrustOnFirstUse || s.class != First || q.kind.insecure || s.id.ek == "" || q.cert.providerID == "" || s.id.machine != "" {
+	if !r.policy.TrustOnFirstUse || s.class != First || q.kind.insecure || s.id.ek == "" || q.cert.providerID == "" || s.id.machine != "" || in.Evidence.Instance != nil {
 		return nil, f
 	}
 	var candidates []*Machine

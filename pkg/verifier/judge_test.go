@@ -923,12 +923,15 @@ func TestHostile(t *testing.T) {
 		}, Ignore, nil},
 
 		{"a cloud's: nothing shown", cloud, func(w *world) { w.in.Evidence.Machine = "" }, Deny, reasons{ReasonRefused}},
-		{"a cloud's: two identities", cloud, func(w *world) { w.in.Evidence.EK = ek1 }, Deny, reasons{ReasonRefused}},
+		{"a cloud's: a source names another instance", cloud, func(w *world) { w.in.Evidence.EK = "c1c1" }, Deny, reasons{ReasonIdentityBound}},
 		{"a cloud's: no such machine", cloud, func(w *world) { w.in.Evidence.Machine = "ns/worker-9" }, Wait, reasons{ReasonMachineNotFound}},
 		{"a cloud's: another machine", cloud, func(w *world) { w.in.Evidence.Machine = "ns/worker-2" }, Deny,
 			reasons{ReasonProviderIDMismatch, ReasonNodeNameMismatch, ReasonIdentityBound}},
 		{"a cloud's: refused, with a machine's name", cloud, func(w *world) { w.in.Evidence.Err = Refusals{{"AttestationX", "x"}} }, Deny, reasons{"AttestationX"}},
 		{"a cloud's: not judged, with a machine's name", cloud, func(w *world) { w.in.Evidence.Err = context.Canceled }, Wait, reasons{ReasonAttestationUnavailable}},
+		{"a cloud's: filed again after its deletion", func() *world { return goodCloud(Again) }, func(w *world) {
+			w.record().ProofUID, w.record().ProofSHA256 = "deleted", digest(w.in.Request.Spec.Request)
+		}, Deny, reasons{ReasonIdentityBound}},
 		{"a cloud's: a stronger provider is pinned", func() *world { return goodCloud(Again) }, func(w *world) { w.record().Provider, w.record().EK = "tpm", ek1 }, Deny, reasons{ReasonIdentityBound}},
 
 		{"S3: longer than any", first, func(w *world) { w.pkcs10(make([]byte, maxPKCS10+1)) }, Deny, reasons{ReasonUnsupportedKey}},

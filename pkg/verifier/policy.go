@@ -132,8 +132,9 @@ type Policy struct {
 	Credential Mode
 	// BootCounters is the mode of the rule that a TPM's boot counters must not go back.
 	BootCounters Mode
-	// EKSources are the accepted sources of EKs, beside the record. At least one is needed if there
-	// are Providers and no TrustOnFirstUse.
+	// EKSources are the accepted sources of EKs and of instances, beside the record. At least one
+	// is needed if a provider challenges and there is no TrustOnFirstUse: the evidence of others
+	// may name a machine.
 	EKSources []EKSource
 	// EKNotNamed is the mode of the rule that the source which vouched for a machine's endorsement
 	// key must still name it: Required or Warn. If none vouched for it, as in trust on first use,
@@ -323,7 +324,8 @@ func (r *Rules) checkSources() error {
 	if r.policy.TrustOnFirstUse && (r.policy.Token != Required || len(r.policy.Providers) == 0) {
 		return errors.New("trustOnFirstUse: a bootstrap token must be required (token), and there must be a provider")
 	}
-	if len(r.policy.EKSources) == 0 && len(r.policy.Providers) > 0 && !r.policy.TrustOnFirstUse {
+	challenges := slices.ContainsFunc(r.policy.Providers, func(p Provider) bool { return p.Challenges })
+	if len(r.policy.EKSources) == 0 && challenges && !r.policy.TrustOnFirstUse {
 		return errors.New("ekSources: none is given, so no machine could be found")
 	}
 	if bad, ok := firstInvalid(r.policy.EKSources, EKInventory, EKPlatform, EKAnnotation); !ok {

@@ -93,6 +93,7 @@ func TestNewTakes(t *testing.T) {
 			p.Providers, p.Signers, p.EKSources, p.InsecureSigner = nil, nil, nil, InsecureSignerName
 		},
 		"trust instead of a source of EKs":      func(p *Policy) { p.TrustOnFirstUse, p.EKSources = true, nil },
+		"no source of EKs, and no challenge":    func(p *Policy) { p.EKSources, p.Providers[0].Challenges = nil, false },
 		"trust beside a source of EKs":          func(p *Policy) { p.TrustOnFirstUse = true },
 		"the longest name":                      func(p *Policy) { p.Signers[0].Name = "example.com/" + strings.Repeat("x", 559) },
 		"serving, signed by others alone":       func(p *Policy) { p.SignedServingSigners = nil },

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 )
 
 // Record is the record of a machine: its evidence, its node name and its certificates. Only a
@@ -17,8 +19,9 @@ type Record struct {
 	// Cluster is Policy.Cluster.
 	Cluster string
 	Machine MachineRef
-	// Provider, EK and AK are as in Evidence. Under the insecure provider there is no EK.
+	// Provider, EK, AK and Instance are as in Evidence. Under the insecure provider there is no EK.
 	Provider, EK, AK string
+	Instance         *attestation.Instance
 	// EKSource is the source that named EK when it was last attested. It is "" if none did, and in
 	// records of older releases.
 	EKSource EKSource
@@ -184,6 +187,9 @@ func (r *Rules) checkRecords(in Input, q request, s subject) (f findings) {
 		if q.kind.insecure && (!sameMachine || !record.isOnlyProof(q.object)) {
 			bound("this signer is not for a machine or a node name that has one")
 		}
+		if sameMachine && !q.kind.hello && !q.needsHello && record.ProofSHA256 == digest(q.object.Spec.Request) && !record.isFor(q.object) {
+			bound("the same evidence was in another request") // a hello is new for each proof
+		}
 		if sameEK && s.id.accepted {
 			f.add(r.checkBoot(in.Evidence, record))
 		}
@@ -202,6 +208,8 @@ func (r *Rules) checkReplacement(q request, s subject, record *Record) (f findin
 	case !recorded && r.isAcceptedReplacement(record, s.machine, s.id.ek):
 		f.warn(ReasonEKReplaced, "record: the endorsement key is now %.16s..., named by the source %s, and was %.16s...",
 			s.id.ek, r.sourceOf(s.machine, s.id.ek, record.EKSource), record.EK)
+	case record.Instance != nil:
+		f.deny(ReasonIdentityBound, "record: the machine is another instance")
 	default:
 		f.deny(ReasonIdentityBound, "record: the machine has another endorsement key")
 	}
@@ -249,7 +257,7 @@ func (r *Rules) nextRecord(in Input, e evaluation) Record {
 	}
 	next := Record{
 		Cluster: r.policy.Cluster, Machine: machine.Ref,
-		Provider: q.content.Provider, EK: e.subject.id.ek, AK: in.Evidence.AK,
+		Provider: q.content.Provider, EK: e.subject.id.ek, AK: in.Evidence.AK, Instance: in.Evidence.Instance,
 		ProviderID: machine.ProviderID, NodeName: q.cert.nodeName,
 		EKSource: r.sourceOf(machine, e.subject.id.ek, former.EKSource),
 		ProofUID: string(in.Request.UID), ProofSHA256: digest(in.Request.Spec.Request), FirstProofUID: string(in.Request.UID),
@@ -273,7 +281,7 @@ func (r *Rules) nextRecord(in Input, e evaluation) Record {
 			next.Boot = former.Boot
 		}
 		if next.EK == "" {
-			next.EK, next.AK = former.EK, former.AK
+			next.EK, next.AK, next.Instance = former.EK, former.AK, former.Instance
 		}
 		if next.EK == former.EK && next.EKSource == "" {
 			next.EKSource = former.EKSource

@@ -65,6 +65,9 @@ func (r *Rules) selectMachine(in Input, q request, class Class, id identity) (su
 		if q.kind.insecure && slices.ContainsFunc(s.machine.EKs, r.trustsSource) {
 			f.deny(ReasonIdentityBound, "machine: it has an endorsement key, and can show it")
 		}
+		if id.machine != "" && id.ek != "" && !r.isRecorded(in.Records, s.machine, id.ek) && r.isNamedOtherwise(s.machine, id.ek) {
+			f.deny(ReasonIdentityBound, "machine: a source names another endorsement key or instance for it")
+		}
 		return s, f
 	}
 	if m, pending, refused := r.findContested(in, id.ek); m != nil {
@@ -109,6 +112,19 @@ func (r *Rules) selects(in Input, q request, id identity, m *Machine) bool {
 		})
 	}
 	return false // the record decides
+}
+
+// isNamedOtherwise reports whether sources name endorsement keys or instances for a machine, and
+// not this one.
+func (r *Rules) isNamedOtherwise(m *Machine, ek string) bool {
+	return slices.ContainsFunc(m.EKs, r.trustsSource) && !r.NamesEK(m, ek)
+}
+
+// isRecorded reports whether the machine's record has this key, and no other was accepted in its
+// place.
+func (r *Rules) isRecorded(records []Record, m *Machine, ek string) bool {
+	record := recordOfMachine(records, m)
+	return record != nil && record.EK == ek && r.ekStateOf(record, m) != ekStateReplaced
 }
 
 // findContested finds a machine whose record and sources disagree on a key. It denies a replaced

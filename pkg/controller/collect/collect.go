@@ -105,10 +105,12 @@ type WaitingEvidence struct {
 }
 
 // Remembered returns the evidence to remember for a waiting request, and false if it could not be
-// judged.
+// judged. Nor is evidence remembered that may name a machine later: the provider looked at the
+// machines of this decision.
 func (in *Inputs) Remembered() (WaitingEvidence, bool) {
 	err := in.Evidence.Err
-	return WaitingEvidence{evidenceKeyOf(in.question()), in.Evidence}, err == nil || evidence.IsVerdict(err)
+	settled := err == nil && (in.Challenger != nil || in.Evidence.Machine != "")
+	return WaitingEvidence{evidenceKeyOf(in.question()), in.Evidence}, settled || evidence.IsVerdict(err)
 }
 
 // Collect reads what the rules need for a pass, in order: a later step needs the earlier ones.
@@ -306,7 +308,7 @@ func (c *Collector) addRecordsOfMachines(ctx context.Context, s *collection) err
 	}
 	for i := range s.in.Machines {
 		m := &s.in.Machines[i]
-		if !m.HasEK(s.in.ek) && m.Ref.Name != s.in.Evidence.Machine && m.Ref.Name != s.in.Token.Machine.Name {
+		if !s.in.hasEK(m) && m.Ref.Name != s.in.Evidence.Machine && m.Ref.Name != s.in.Token.Machine.Name {
 			continue
 		}
 		if err := c.addRecords(ctx, s, v1alpha1.FieldMachine, m.Ref.Name); err != nil {
@@ -412,7 +414,7 @@ func (c *Collector) addPendingProofs(ctx context.Context, s *collection) error {
 	}
 	for i := range s.in.Records {
 		r := &s.in.Records[i]
-		mine := r.NodeName == s.in.Claim.NodeName || s.in.ek != "" && r.EK == s.in.ek
+		mine := r.NodeName == s.in.Claim.NodeName || r.EK != "" && (r.EK == s.in.ek || r.EK == s.in.Evidence.EK)
 		if !mine || r.ProofUID == "" || r.ProofUID == string(s.in.Request.UID) {
 			continue
 		}

@@ -121,7 +121,7 @@ func (in *Inputs) MachineRef(granted verifier.Record) verifier.MachineRef {
 	default:
 		named := in.Evidence.Machine
 		for i := range in.Machines {
-			if m := &in.Machines[i]; m.HasEK(in.ek) || named != "" && m.Ref.Name == named {
+			if m := &in.Machines[i]; in.hasEK(m) || named != "" && m.Ref.Name == named {
 				refs[m.Ref] = true
 			}
 		}
@@ -134,6 +134,10 @@ func (in *Inputs) MachineRef(granted verifier.Record) verifier.MachineRef {
 	}
 	return verifier.MachineRef{}
 }
+
+// hasEK reports whether a source names for the machine the claimed EK, or the one that the provider
+// found. A provider of one round claims none before.
+func (in *Inputs) hasEK(m *verifier.Machine) bool { return m.HasEK(in.ek) || m.HasEK(in.Evidence.EK) }
 
 // markOrphans marks the records whose machine no longer exists.
 func (in *Inputs) markOrphans() {

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
@@ -54,6 +55,9 @@ func recordOf(object *v1alpha1.NodeAttestation) verifier.Record {
 	if object.Spec.EK != nil {
 		record.EK, record.EKSource = object.Spec.EK.Fingerprint, verifier.EKSource(object.Spec.EK.Source)
 	}
+	if i := object.Spec.Instance; i != nil {
+		record.Instance = &attestation.Instance{Platform: i.Platform, ID: i.ID, Account: i.Account}
+	}
 	if r := object.Status.EKReplaced; r != nil {
 		record.EKReplacedBy = r.EKs
 	}
@@ -89,6 +93,9 @@ func SetGrant(object *v1alpha1.NodeAttestation, record verifier.Record, proof, h
 	}
 	if record.EK != "" {
 		object.Spec.EK = &v1alpha1.EndorsementKey{Fingerprint: record.EK, Source: string(record.EKSource)}
+	}
+	if i := record.Instance; i != nil {
+		object.Spec.Instance = &v1alpha1.Instance{Platform: i.Platform, ID: i.ID, Account: i.Account}
 	}
 	status := &object.Status
 	attested := metav1.NewTime(now)

@@ -58,7 +58,7 @@ func (Provider) EK(request, hello *certificatesv1.CertificateSigningRequest) str
 	if hello == nil {
 		hello = request
 	}
-	ek, err := tpm.ClaimedEK(requestOf(hello))
+	ek, err := tpm.ClaimedEK(verifier.FiledOf(hello))
 	if err != nil {
 		return ""
 	}
@@ -70,7 +70,7 @@ func (Provider) EKTemplate(request, hello *certificatesv1.CertificateSigningRequ
 	if hello == nil {
 		hello = request
 	}
-	return tpm.ClaimedEKTemplate(requestOf(hello))
+	return tpm.ClaimedEKTemplate(verifier.FiledOf(hello))
 }
 
 // OriginAK returns the Name of the AK in hex.
@@ -87,12 +87,12 @@ func openHello(v *tpm.Verifier, request, hello *certificatesv1.CertificateSignin
 	if hello == nil {
 		hello = request
 	}
-	return v.ParseHello(requestOf(hello))
+	return v.ParseHello(verifier.FiledOf(hello))
 }
 
 // HelloOf returns the name of the hello in the proof.
 func (Provider) HelloOf(proof *certificatesv1.CertificateSigningRequest) (string, error) {
-	return tpm.HelloName(requestOf(proof))
+	return tpm.HelloName(verifier.FiledOf(proof))
 }
 
 // Verify asks the verifier.
@@ -125,13 +125,13 @@ func (p Provider) Verify(_ context.Context, q evidence.Question) verifier.Eviden
 	}
 	if q.Hello == nil {
 		// Other proofs wait for their hello.
-		if err := v.VerifyWithoutHello(requestOf(q.Request), q.Now); err != nil {
+		if err := v.VerifyWithoutHello(verifier.FiledOf(q.Request), q.Now); err != nil {
 			return refused(err)
 		}
 		evidence.Err = errNoHello
 		return evidence
 	}
-	shown, err := hello.VerifyProof(requestOf(q.Request), namedEK(hello, q.Named), q.Now)
+	shown, err := hello.VerifyProof(verifier.FiledOf(q.Request), namedEK(hello, q.Named), q.Now)
 	if err != nil {
 		return refused(err)
 	}
@@ -166,17 +166,4 @@ func (p Provider) Challenge(hello *certificatesv1.CertificateSigningRequest, nam
 	}
 	value, err := challenge.Marshal()
 	return string(value), time.Unix(challenge.Expires, 0), err
-}
-
-// requestOf converts an object for pkg/verifier/tpm.
-func requestOf(object *certificatesv1.CertificateSigningRequest) tpm.Request {
-	usages := make([]string, 0, len(object.Spec.Usages))
-	for _, usage := range object.Spec.Usages {
-		usages = append(usages, string(usage))
-	}
-	return tpm.Request{
-		Name: object.Name, UID: string(object.UID), SignerName: object.Spec.SignerName,
-		Request: object.Spec.Request, Usages: usages, ExpirationSeconds: object.Spec.ExpirationSeconds,
-		Created: object.CreationTimestamp.Time,
-	}
 }

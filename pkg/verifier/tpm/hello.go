@@ -17,20 +17,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// Request is one CertificateSigningRequest as the API server stores it. The API server sets UID and
-// Created. The requester chose the rest.
-type Request struct {
-	Name, UID, SignerName string
-	// Request is spec.request.
-	Request []byte
-	// Usages and ExpirationSeconds are spec.usages in their order, and spec.expirationSeconds, nil
-	// if unset.
-	Usages            []string
-	ExpirationSeconds *int32
-	// Created is the time when the API server stored the request, by its clock. A proof that came
-	// in time stays in time, even if it waits long for its machine or a CA. Default: now.
-	Created time.Time
-}
+// Request is a hello or a proof. Without Created, it counts as filed now.
+type Request = verifier.Filed
 
 // VerifiedHello is a hello that passed, so its EK is trusted. Only a proof shows that the TPM with
 // this EK has this AK, or that the node has either. The zero value gets no challenge.

@@ -87,9 +87,12 @@ type NodeAttestationSpec struct {
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a machine has one node name for life; deleting the record is the reset"
 	NodeName string `json:"nodeName"`
-	// EK is the endorsement key that the machine is pinned to. It is missing if the provider has no
-	// endorsement keys.
+	// EK is the endorsement key or the instance that the machine is pinned to, by its fingerprint.
+	// It is missing if the provider has neither.
 	EK *EndorsementKey `json:"ek,omitempty"`
+	// Instance is the cloud's instance whose fingerprint EK has. It is missing if the provider is
+	// not a cloud's.
+	Instance *Instance `json:"instance,omitempty"`
 	// AKName is the TPM name of the attestation key, in hex, with its hash algorithm (SHA-256 or
 	// SHA-384) in front.
 	//
@@ -97,6 +100,29 @@ type NodeAttestationSpec struct {
 	// +kubebuilder:validation:MaxLength=100
 	// +kubebuilder:validation:Pattern=`^(000b[0-9a-f]{64}|000c[0-9a-f]{96})$`
 	AKName string `json:"akName,omitempty"`
+}
+
+// Instance names an instance of a cloud.
+type Instance struct {
+	// Platform is ec2, gce or azure.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
+	Platform string `json:"platform"`
+	// ID is the one that the platform never gives to another instance.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=128
+	// +kubebuilder:validation:Pattern=`^[-a-z0-9]+$`
+	ID string `json:"id"`
+	// Account is the account, project or subscription. It is empty if the evidence does not name
+	// it.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=128
+	// +kubebuilder:validation:Pattern=`^[-a-z0-9.:]+$`
+	Account string `json:"account,omitempty"`
 }
 
 // MachineReference names a machine.
