@@ -59,7 +59,7 @@ func (t *TPM) done(name string, start time.Time, err error) error {
 // tracks what commands have loaded. go-tpm's own transports are not used: they sleep through
 // warnings without a context.
 type conn struct {
-	// ctx ends every command but TPM2_FlushContext. A conn lives as long as one call of Run.
+	// ctx ends every command but those that clean up. A conn lives as long as one call of Run.
 	ctx context.Context
 	rw  io.ReadWriteCloser
 	// managed is set if the kernel's resource manager is between this process and the TPM. Then
@@ -176,7 +176,7 @@ const (
 func (c *conn) Send(command []byte) ([]byte, error) {
 	code := tpm2.TPMCC(binary.BigEndian.Uint32(command[6:]))
 	ctx := c.ctx
-	if code == tpm2.TPMCCFlushContext {
+	if code == tpm2.TPMCCFlushContext || code == tpm2.TPMCCNVUndefineSpace {
 		ctx = context.WithoutCancel(ctx)
 	}
 	for retry := 0; ; retry++ {

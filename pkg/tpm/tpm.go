@@ -4,6 +4,7 @@
 // that answers a challenge. It does not know Kubernetes.
 //
 // It never writes to the TPM: no NV index, no persistent key. It flushes everything that it loads.
+// The one exception is NSMRequest, which defines an NV index and removes it again.
 package tpm
 
 import (

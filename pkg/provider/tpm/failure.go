@@ -84,6 +84,10 @@ const trySelfTest = "see what the TPM refuses with: kubelet-authenticator tpm se
 // nil for no error.
 func classifyError(err error) error { return classify(err, trySelfTest) }
 
+// ClassifyError adds class and hint to an error of package tpm, for other providers that use the
+// TPM. It returns nil for no error.
+func ClassifyError(err error) error { return classifyError(err) }
+
 // classify is classifyError with another hint for errors that have no hint of their own.
 func classify(err error, otherwise string) error {
 	var untrusted *tpm.UntrustedLockError

@@ -46,6 +46,15 @@ func (i *Identity) EKFingerprints() []string {
 	return fingerprints
 }
 
+// HasUsableEK reports whether a source of endorsement keys can vouch for the TPM: a certificate in
+// the TPM is for its endorsement key, or the operator named the template of a key.
+func (i *Identity) HasUsableEK(ekTemplate string) bool {
+	if ekTemplate != "" && ekTemplate != autoEKTemplate {
+		return true
+	}
+	return slices.ContainsFunc(i.EKs, func(ek EKIdentity) bool { return ek.Certificate != nil && ek.Certificate.Problem == "" })
+}
+
 // EKIdentity is one endorsement key.
 type EKIdentity struct {
 	Template string `json:"template"`

@@ -42,6 +42,29 @@ func wantClass(t *testing.T, err error, class provider.Class) {
 	}
 }
 
+// A source can only vouch for a key by a certificate that can be read, or by a key that an operator
+// has named.
+func TestUsableEK(t *testing.T) {
+	certified, malformed := &CertificateIdentity{}, &CertificateIdentity{Problem: "it does not parse"}
+	for _, c := range []struct {
+		setting string
+		eks     []EKIdentity
+		want    bool
+	}{
+		{"", nil, false},
+		{"", []EKIdentity{{}}, false},
+		{"", []EKIdentity{{Certificate: malformed}}, false},
+		{"", []EKIdentity{{Certificate: malformed}, {Certificate: certified}}, true},
+		{"auto", []EKIdentity{{}}, false},
+		{"auto", []EKIdentity{{Certificate: certified}}, true},
+		{"rsa-2048", []EKIdentity{{}}, true},
+	} {
+		if got := (&Identity{EKs: c.eks}).HasUsableEK(c.setting); got != c.want {
+			t.Errorf("%q, %+v: %t", c.setting, c.eks, got)
+		}
+	}
+}
+
 func TestProviderIDIsTheSystemUUID(t *testing.T) {
 	const id = "4c4c4544-0042-4a10-8056-b4c04f4d3332"
 	file := filepath.Join(t.TempDir(), "product_uuid")
