@@ -12,6 +12,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/revocation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/cloud"
 )
 
 const policiesHeader = "# SPDX-License-Identifier: Apache-2.0\n#\n# Made by `make generate` from pkg/controller/revocation.\n"
@@ -22,8 +23,12 @@ func makePolicies() (map[string]string, error) {
 # The controller writes the certificates of RevocationSlice N into policy N. As shipped, these
 # policies match nothing and refuse nothing.
 `}
+	signers := []string{attestation.HelloSignerName, tpm.SignerName}
+	for _, name := range cloud.Names {
+		signers = append(signers, "cluster.x-k8s.io/kube-apiserver-client-kubelet-"+name)
+	}
 	for number := range int32(revocation.PolicyCount) {
-		spec, err := revocation.RenderPolicy(v1alpha1.RevocationSliceSpec{}, []string{attestation.HelloSignerName, tpm.SignerName})
+		spec, err := revocation.RenderPolicy(v1alpha1.RevocationSliceSpec{}, signers)
 		if err != nil {
 			return nil, err
 		}

@@ -1045,3 +1045,32 @@ func TestControllerIsChecked(t *testing.T) {
 		}
 	}
 }
+
+// The record of a cloud's instance shows the instance. Its renewals are the node's, although
+// nothing in them can be read here.
+func TestInstanceIsShown(t *testing.T) {
+	record := newRecord("worker-1", 1)
+	record.Spec.Provider, record.Spec.Instance = "gce", &v1alpha1.Instance{Platform: "gce", ID: "2875949485074006138", Account: "some-project"}
+	renewal := waits(request("node-csr-1", signerPrefix+"gce", "worker-1", "", []byte("{}")), "MachineNotFound", "not found")
+	content := must(attestation.Parse(renewal.Spec.Request))
+	content.Provider = "gce"
+	renewal.Spec.Request = must(content.Marshal())
+	renewal.Spec.Username = "system:node:worker-1"
+
+	s := &Status{}
+	rules := must(claims())
+	claim, ours := rules.ParseClaim(renewal)
+	if !ours || !slices.Contains(signers, renewal.Spec.SignerName) {
+		t.Fatal("it is not a request of ours")
+	}
+	s.fill([]v1alpha1.NodeAttestation{*record}, []Request{newRequest(renewal, claim, now)}, now)
+	if len(s.Nodes) != 1 || s.Nodes[0].Instance.ID != "2875949485074006138" || s.Nodes[0].Request != "node-csr-1" {
+		t.Errorf("%+v", s.Nodes)
+	}
+	var out bytes.Buffer
+	i := &invocation{}
+	i.Stdout, i.now = &out, now
+	if err := i.printNodes(s.Nodes, false, true); err != nil || !strings.Contains(out.String(), "2875949485074006138") {
+		t.Errorf("%v, %s", err, out.String())
+	}
+}

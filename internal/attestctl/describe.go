@@ -314,6 +314,9 @@ func (d *Description) printRecord(r *v1alpha1.NodeAttestation, line func(name, f
 		line("Provider ID", "%s", r.Spec.ProviderID)
 	}
 	line("Provider", "%s", r.Spec.Provider)
+	if i := r.Spec.Instance; i != nil {
+		line("Instance", "%s %s, account %s", i.Platform, i.ID, cmp.Or(i.Account, "not known"))
+	}
 	if ek := r.Spec.EK; ek != nil {
 		details := "named by " + cmp.Or(ek.Source, "no source")
 		if ek.Template != "" {

@@ -25,6 +25,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/tpmprovider"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/cloud"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 )
 
@@ -97,24 +98,36 @@ func (r *Request) fingerprint() string {
 }
 
 const (
-	tpmSigner     = "cluster.x-k8s.io/kube-apiserver-client-kubelet-" + tpm.Provider
+	signerPrefix  = "cluster.x-k8s.io/kube-apiserver-client-kubelet-"
+	tpmSigner     = signerPrefix + tpm.Provider
 	builtinSigner = certificatesv1.KubeAPIServerClientKubeletSignerName
 )
 
 // signers are the signers whose requests are read.
-var signers = []string{attestation.HelloSignerName, tpmSigner, builtinSigner, attestation.RehearsalHelloSignerName, attestation.RehearsalSignerName}
+var signers = func() []string {
+	all := []string{attestation.HelloSignerName, tpmSigner, builtinSigner, attestation.RehearsalHelloSignerName, attestation.RehearsalSignerName}
+	for _, name := range cloud.Names {
+		all = append(all, signerPrefix+name)
+	}
+	return all
+}()
 
 // claims parses what requests claim, as the controller does. It decides nothing.
 var claims = sync.OnceValues(func() (*verifier.Rules, error) {
-	return verifier.New(verifier.Policy{
+	policy := verifier.Policy{
 		Cluster: "any", Providers: []verifier.Provider{{Name: tpm.Provider, Challenges: true}},
 		Signers: []verifier.Signer{
 			{Name: tpmSigner, Providers: []string{tpm.Provider}},
-			{Name: builtinSigner, Providers: []string{tpm.Provider}, Shared: true},
+			{Name: builtinSigner, Providers: append([]string{tpm.Provider}, cloud.Names...), Shared: true},
 		},
 		Token: verifier.Off, Credential: verifier.Required, BootCounters: verifier.Warn,
 		EKSources: []verifier.EKSource{verifier.EKInventory}, NameSources: []verifier.NameSource{verifier.NameInventory},
-	})
+	}
+	for _, name := range cloud.Names {
+		policy.Providers = append(policy.Providers, verifier.Provider{Name: name})
+		policy.Signers = append(policy.Signers, verifier.Signer{Name: signerPrefix + name, Providers: []string{name}})
+	}
+	return verifier.New(policy)
 })
 
 // readRequests returns the requests of nodes, the oldest first.

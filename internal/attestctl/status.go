@@ -46,6 +46,8 @@ type NodeStatus struct {
 	Record  string                     `json:"record,omitempty"`
 	Machine *v1alpha1.MachineReference `json:"machine,omitempty"`
 	EK      string                     `json:"ek,omitempty"`
+	// Instance is the instance of a cloud that EK is the fingerprint of.
+	Instance *v1alpha1.Instance `json:"instance,omitempty"`
 	// Expires is when the last certificate in the record ends.
 	Expires      *metav1.Time `json:"expires,omitempty"`
 	LastAttested *metav1.Time `json:"lastAttested,omitempty"`
@@ -243,6 +245,9 @@ func (s *Status) fill(records []v1alpha1.NodeAttestation, requests []Request, no
 	for i := range records {
 		n := recorded(&records[i], now)
 		known[[2]string{n.Node, n.EK}], attested[n.Node] = len(s.Nodes), true
+		if records[i].Spec.Instance != nil {
+			known[[2]string{n.Node, ""}] = len(s.Nodes) // a cloud's request claims no instance that can be read here
+		}
 		if accepted := records[i].Status.Request; accepted != nil {
 			named[string(accepted.UID)] = len(s.Nodes)
 		}
@@ -288,6 +293,7 @@ func recorded(r *v1alpha1.NodeAttestation, now time.Time) NodeStatus {
 	if r.Spec.EK != nil {
 		n.EK = r.Spec.EK.Fingerprint
 	}
+	n.Instance = r.Spec.Instance
 	n.Expires = expiry(r)
 	n.State = stateOf(r, n.Expires, now)
 	switch {
@@ -353,7 +359,11 @@ func (i *invocation) printNodes(nodes []NodeStatus, wide, head bool) error {
 		if n.LastAttested != nil {
 			attested = age(n.LastAttested.Time, i.now)
 		}
-		row := []any{n.Node, n.State, machine, short(n.EK), expires, n.Reason, waiting}
+		ek := short(n.EK)
+		if n.Instance != nil {
+			ek = n.Instance.ID
+		}
+		row := []any{n.Node, n.State, machine, ek, expires, n.Reason, waiting}
 		if wide {
 			row = append(row, attested, n.Record, n.Request, n.Message)
 		}

@@ -66,6 +66,13 @@ func (i *invocation) run(cmd *cobra.Command, _ []string) error {
 	if err != nil {
 		return err
 	}
+	lookups, err := telemetry.NewLookupMetrics()
+	if err != nil {
+		return err
+	}
+	if err := settings.CountLookups(lookups); err != nil {
+		return err
+	}
 	defer decisions.Close() // the manager has stopped by then, so no decision follows
 	if settings.Config().ClusterAPI != nil {
 		return i.manage(cmd.Context(), api, settings, logger)

@@ -26,6 +26,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/cloudprovider"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/collect"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/decisionlog"
@@ -44,7 +45,8 @@ func (i *invocation) verifyCommand() *cobra.Command {
 		Short: "Judge certificate requests by the policy in the configuration, offline",
 		Long: `verify judges CertificateSigningRequests by the policy in --config, without any API server: manifests in YAML or JSON, such as
 kubectl get csr -o yaml prints, the PEM of spec.request, or decision records with an archive. A proof needs its hello among the
-files, and the challenge keys. A decision record has its hello, and is judged at the time of its decision. What operators revoked,
+files, and the challenge keys. Evidence of ec2-role cannot be judged offline. That of gce needs gce.keysFile, with Google's keys of that
+time, and that of azure an inventory with the instance. A decision record has its hello, and is judged at the time of its decision. What operators revoked,
 suspended or resumed is printed, and does not count.
 
 verify assumes that there is no record and no Node of that name. With PEM it also assumes requester, signer and usages. So a
@@ -88,6 +90,7 @@ type offlineJudge struct {
 	fixedTime bool
 	settings  *config.Settings
 	provider  tpmprovider.Provider
+	clouds    []cloudprovider.Provider
 	machines  []verifier.Machine
 	hasKeys   bool
 	requests  []requestFile
@@ -97,8 +100,9 @@ type offlineJudge struct {
 type requestFile struct {
 	file   string
 	object *certificatesv1.CertificateSigningRequest
-	// at is the time to judge at.
-	at time.Time
+	// at is the time to judge at. created is when the API server stored the request, or at if that
+	// is not known.
+	at, created time.Time
 	// assumed says that all fields except spec.request were assumed.
 	assumed bool
 	// decided is set if the request is from the archive of a decision record, and hello is its
@@ -138,8 +142,19 @@ func (i *invocation) newJudge(ctx context.Context, machines []string, keys strin
 			return nil, misconfigured(fmt.Errorf("challenge keys %s: %w", keys, err))
 		}
 	}
-	j.provider.Verifier, err = settings.Verifier(secrets)
+	if j.provider.Verifier, err = settings.Verifier(secrets); err != nil {
+		return nil, err
+	}
+	j.clouds, err = settings.OfflineProviders(fixedMachines(j.machines))
 	return j, err
+}
+
+// fixedMachines is an evidence.MachineSource that does not change.
+type fixedMachines []verifier.Machine
+
+// Machines returns the machines.
+func (m fixedMachines) Machines(context.Context, time.Time) ([]verifier.Machine, error) {
+	return slices.Clone(m), nil
 }
 
 func readKeys(path string) (tpm.Keys, error) {
@@ -193,7 +208,7 @@ func (j *offlineJudge) read(path string) ([]requestFile, error) {
 	case err != nil:
 		return nil, err
 	case bytes.HasPrefix(data, []byte("-----BEGIN ")):
-		return []requestFile{{file: path, object: j.assume(path, data), at: j.now, assumed: true}}, nil
+		return []requestFile{{file: path, object: j.assume(path, data), at: j.now, created: j.now, assumed: true}}, nil
 	}
 	var all []requestFile
 	decoder := utilyaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), 4096)
@@ -261,8 +276,12 @@ func (j *offlineJudge) requestsIn(document json.RawMessage) ([]requestFile, erro
 	}
 	// Judge the request as it was before a decision, and without its age: then the report says what
 	// it would wait for.
+	created := object.CreationTimestamp.Time
+	if created.IsZero() {
+		created = j.now
+	}
 	object.Status, object.CreationTimestamp = certificatesv1.CertificateSigningRequestStatus{}, metav1.Time{}
-	return []requestFile{{object: object, at: j.now}}, nil
+	return []requestFile{{object: object, at: j.now, created: created}}, nil
 }
 
 // assume returns the object that a node with a bootstrap token would file with these bytes.
@@ -301,7 +320,15 @@ func (j *offlineJudge) decide(ctx context.Context, r requestFile, claim verifier
 	object := r.object
 	in := verifier.Input{Now: r.at, Request: object, Machines: j.machines, Node: verifier.Absent}
 	var judge evidence.Provider
-	if claim.Provider == j.provider.Name() {
+	for _, p := range j.clouds {
+		if claim.Provider == p.Name() {
+			judge = p
+			asFiled := object.DeepCopy()
+			asFiled.CreationTimestamp = metav1.NewTime(r.created)
+			in.Evidence = p.Verify(ctx, evidence.Question{Request: asFiled, Now: r.at})
+		}
+	}
+	if claim.Provider == j.provider.Name() && j.provider.Verifier != nil {
 		judge = j.provider
 		if name, err := j.provider.HelloOf(object); err == nil && !claim.Hello {
 			if in.Hello = r.hello; r.decided == nil {
@@ -392,7 +419,7 @@ func passes(d verifier.Decision) bool {
 
 // showJudged judges a request, and prints the result of each check.
 func (j *offlineJudge) showJudged(ctx context.Context, r requestFile, claim verifier.Claim) (verifier.Decision, verifier.Evidence, collect.Subject) {
-	d, evidence, about := j.decide(ctx, r, claim)
+	d, shown, about := j.decide(ctx, r, claim)
 	j.print("  %s", about)
 	failed := false
 	for _, check := range checks {
@@ -420,11 +447,14 @@ func (j *offlineJudge) showJudged(ctx context.Context, r requestFile, claim veri
 			j.print("  pass  %s", check.name)
 		}
 	}
-	if !passes(d) && !claim.Hello && !j.hasKeys {
+	if err := shown.Err; err != nil && !evidence.IsVerdict(err) {
+		j.print("  note: %v", err)
+	}
+	if !passes(d) && !claim.Hello && !j.hasKeys && claim.Provider == tpm.Provider {
 		j.print("  note: without --challenge-keys no proof passes")
 	}
 	j.print("  %s", map[bool]string{true: "passed", false: "refused"}[passes(d)]+", class "+d.Class.String()+", outcome "+d.Outcome.String())
-	return d, evidence, about
+	return d, shown, about
 }
 
 // print prints a line. Text of peers adds no line to it.

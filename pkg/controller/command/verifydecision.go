@@ -29,6 +29,7 @@ func (j *offlineJudge) fromDecisionRecord(document []byte) (requestFile, error) 
 	}
 	if record.Archive != nil && record.Archive.Request != nil {
 		r.object, r.hello = record.Archive.Request, record.Archive.Hello
+		r.created = r.object.CreationTimestamp.Time
 	}
 	return r, nil
 }

@@ -48,7 +48,7 @@ func (s *Settings) checkClusterAPI() error {
 		return errors.New("clusterUID: is each Cluster's own with clusterAPI")
 	case len(s.config.UnattestedNodes) > 0:
 		return errors.New("unattestedNodes: with clusterAPI they are in an annotation of each Cluster")
-	case len(m.EKSources) == 0 && !m.TrustOnFirstUse:
+	case len(m.EKSources) == 0 && !m.TrustOnFirstUse && s.config.TPM != nil:
 		return errors.New("clusterAPI.ekSources: must be set, Annotation, Inventory or Platform: without a source of endorsement keys no machine would be found")
 	case slices.Contains(m.NodeNames, verifier.NameInventory) && !slices.Contains(m.EKSources, verifier.EKInventory):
 		return errors.New("clusterAPI.nodeNames: Inventory is asked only if it is one of clusterAPI.ekSources")
@@ -69,11 +69,14 @@ func (s *Settings) checkClusterAPI() error {
 }
 
 // checkFirstUse requires something that distinguishes a TPM from software. Trust on first use pins
-// the first endorsement key, and software can make any number of such keys. TPM may be nil here:
-// makeTPM refuses that.
+// the first endorsement key, and software can make any number of such keys. A cloud's evidence is
+// never trusted on first use: the provider ID says which machine it is.
 func (s *Settings) checkFirstUse() error {
 	m, t := s.config.ClusterAPI, s.config.TPM
-	if t == nil {
+	switch {
+	case t == nil && (m.TrustOnFirstUse || m.TrustAnyTPM):
+		return errors.New("clusterAPI.trustOnFirstUse: is for the provider tpm, which is not set")
+	case t == nil:
 		return nil
 	}
 	vouched := t.RootsFile != "" || len(t.AllowedEKs) > 0

@@ -18,7 +18,6 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 )
 
 // The kind of the file.
@@ -42,7 +41,8 @@ type Config struct {
 	// ClusterAPI, records and keys are in the namespaces of their Clusters.
 	Namespace string `json:"namespace"`
 	// Signers are the signers of client certificates that the controller decides for. Default:
-	// cluster.x-k8s.io/kube-apiserver-client-kubelet-tpm. Required with ApproveOnly.
+	// cluster.x-k8s.io/kube-apiserver-client-kubelet-<provider> for each provider that is set.
+	// Required with ApproveOnly.
 	Signers []Signer `json:"signers,omitempty"`
 	// SharedHello leaves the hellos of other providers to other controllers.
 	SharedHello bool `json:"sharedHello,omitempty"`
@@ -56,8 +56,14 @@ type Config struct {
 	Lifetimes Lifetimes `json:"lifetimes"`
 	// Inventory is the source of the machines and their endorsement keys.
 	Inventory Inventory `json:"inventory"`
-	// TPM is the policy for the evidence of the provider tpm.
+	// TPM is the policy for the evidence of the provider tpm. At least one provider must be set.
 	TPM *TPM `json:"tpm,omitempty"`
+	// EC2, EC2Role, GCE and Azure are the policies for the evidence of the providers ec2, ec2-role,
+	// gce and azure.
+	EC2     *EC2     `json:"ec2,omitempty"`
+	EC2Role *EC2Role `json:"ec2Role,omitempty"`
+	GCE     *GCE     `json:"gce,omitempty"`
+	Azure   *Azure   `json:"azure,omitempty"`
 	// Bootstrappers may ask for first certificates, beside bootstrap tokens.
 	Bootstrappers []Bootstrapper `json:"bootstrappers,omitempty"`
 	// TokenGroup is a group that bootstrap tokens must have. Default: system:bootstrappers.
@@ -109,6 +115,9 @@ type Signer struct {
 	// Shared says that others use the signer, too. The controller ignores requests without its
 	// evidence.
 	Shared bool `json:"shared,omitempty"`
+	// Provider is the provider whose evidence the signer accepts. Default: the one in the signer's
+	// name; for a shared signer all that are set; else tpm, or the only one that is set.
+	Provider string `json:"provider,omitempty"`
 }
 
 // Serving says which serving certificates are approved. kube-controller-manager issues those of
@@ -351,12 +360,12 @@ func Default() Config {
 }
 
 // defaultSigners returns the signers if none is set.
-func defaultSigners() []Signer {
-	return []Signer{{Name: tpmSigner}}
+func (c *Config) defaultSigners() (all []Signer) {
+	for _, provider := range c.providers() {
+		all = append(all, Signer{Name: signerPrefix + provider})
+	}
+	return all
 }
-
-// tpmSigner is the signer that the plugin's provider tpm uses.
-const tpmSigner = "cluster.x-k8s.io/kube-apiserver-client-kubelet-" + tpm.Provider
 
 // Load reads a file.
 func Load(path string) (Config, error) {

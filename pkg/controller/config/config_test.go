@@ -27,6 +27,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/gce"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	verifiertpm "github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
@@ -114,6 +115,7 @@ func write(t *testing.T, content string) string {
 func TestNewFailsClosed(t *testing.T) {
 	ca := writeCA(t)
 	eks := strings.Repeat("ab", 32)
+	const guid = "0f8fad5b-d9cb-469f-a165-70867728950e"
 	for name, c := range map[string]struct{ data, says string }{
 		"least":                               {with(), ""},
 		"files":                               {with("signing: {mode: Sign, caFile: /ca.crt, keyFile: /ca.key}"), ""},
@@ -199,7 +201,34 @@ func TestNewFailsClosed(t *testing.T) {
 		"Cluster API, a ConfigMap":            {withClusterAPI("ekSources: [Inventory]", "inventory: {configMaps: [{name: a, key: b}]}"), "inventory.configMap"},
 		"a ConfigMap without key":             {with("inventory: {configMap: {name: a}}"), "inventory.configMap.key"},
 		"a ConfigMap without name":            {with("inventory: {configMap: {key: a}}"), "inventory.configMap.name"},
-		"no TPM policy":                       {with("no tpm"), "tpm"},
+		"no policy":                           {with("no tpm"), "tpm: must be set, or"},
+		"GCE alone":                           {with("no tpm", "gce: {projects: [some-project]}"), ""},
+		"GCE, keys in a file":                 {with("gce: {keysFile: /keys.json}"), ""},
+		"GCE, keys of a mirror":               {with("gce: {keysURL: 'https://example.com/keys'}"), ""},
+		"GCE, keys twice":                     {with("gce: {keysFile: /keys.json, keysURL: 'https://example.com/keys'}"), "gce: keysFile and keysURL"},
+		"GCE, keys without TLS":               {with("gce: {keysURL: 'http://example.com/keys'}"), "gce: keysURL"},
+		"GCE, a relative file":                {with("gce: {keysFile: keys.json}"), "gce: keysFile"},
+		"GCE, no project":                     {with("gce: {projects: [P]}"), "gce: project"},
+		"GCE, Cluster API":                    {withClusterAPI("", "no tpm", "gce: {}"), ""},
+		"GCE beside TPMs, Cluster API":        {withClusterAPI("", "gce: {}"), "clusterAPI.ekSources"},
+		"GCE, first use":                      {withClusterAPI("trustOnFirstUse: true", "no tpm", "gce: {}"), "clusterAPI.trustOnFirstUse: is for the provider tpm"},
+		"EC2 alone":                           {with("no tpm", "ec2: {}"), ""},
+		"EC2, PCRs":                           {with("ec2: {pcrValues: {\"7\": [" + strings.Repeat("ab", 48) + "]}, rootsFile: " + ca + "}"), ""},
+		"EC2, a PCR of another bank":          {with("ec2: {pcrValues: {\"7\": [" + eks + "]}}"), "ec2: PCR 7"},
+		"EC2, no PCR":                         {with("ec2: {pcrValues: {x: [" + eks + "]}}"), "ec2: pcrValues"},
+		"EC2, PCRs that are not hex":          {with("ec2: {pcrValues: {\"7\": [x]}}"), "ec2: pcrValues"},
+		"EC2, no root":                        {with("ec2: {rootsFile: /missing}"), "ec2: rootsFile"},
+		"EC2's role":                          {with("no tpm", "ec2Role: {regions: [eu-west-1], accounts: [\"123456789012\"]}"), ""},
+		"EC2's role, no region":               {with("ec2Role: {}"), "ec2Role: regions"},
+		"EC2's role, no account":              {with("ec2Role: {regions: [eu-west-1], accounts: [a]}"), "ec2Role: account"},
+		"Azure":                               {with("no tpm", "azure: {}"), ""},
+		"Azure, all of it":                    {with("azure: {cloud: China, rootsFile: " + ca + ", intermediatesFile: " + ca + ", subscriptions: [" + guid + "], lookup: {tenantID: " + guid + ", clientID: " + guid + ", tokenFile: /token}}"), ""},
+		"Azure, no cloud":                     {with("azure: {cloud: Moon}"), "azure: cloud"},
+		"Azure, no intermediates":             {with("azure: {intermediatesFile: /missing}"), "azure: intermediatesFile"},
+		"Azure, no subscription":              {with("azure: {subscriptions: [a]}"), "azure: subscription"},
+		"Azure, no tenant":                    {with("azure: {lookup: {clientID: " + guid + ", tokenFile: /token}}"), "azure: lookup"},
+		"Azure, a relative token":             {with("azure: {lookup: {tenantID: " + guid + ", clientID: " + guid + ", tokenFile: token}}"), "azure: lookup.tokenFile"},
+		"a signer of no provider":             {with("signers: [{name: example.com/a, provider: gce}]"), "signers: provider"},
 		"no PCRs":                             {with("tpm: {}"), "tpm.pcrs"},
 		"no indexes":                          {with("tpm: {pcrs: {bank: sha256, indexes: []}}"), "tpm.pcrs"},
 		"SHA-1":                               {with("tpm: {pcrs: {bank: sha1, indexes: [7]}}"), "PCR"},
@@ -244,7 +273,7 @@ func TestNewFailsClosed(t *testing.T) {
 		"administrators as token group":       {with("tokenGroup: system:masters"), "tokenGroup"},
 		"an unknown field":                    {with("audti: true"), "line 3: audti: unknown field; did you mean audit?"},
 		"an unknown field below":              {with("signing: {mode: Sign, secretname: ca}"), "line 3: signing.secretname: unknown field; did you mean secretName?"},
-		"an unknown field in a list":          {with("signers: [{name: a.b/c, provider: tpm}]"), "provider"},
+		"an unknown field in a list":          {with("signers: [{name: a.b/c, providers: [x]}]"), "provider"},
 		"a field twice":                       {with("audit: true\naudit: false"), "audit: comes a second time"},
 		"a field in another case":             {with("Audit: true"), "Audit: unknown field; did you mean audit?"},
 		"a second document":                   {with() + "---\naudit: true\n", "more than one document"},
@@ -421,9 +450,64 @@ func TestWorkloadClusters(t *testing.T) {
 	}
 }
 
-func TestDefaultSignerIsThePlugins(t *testing.T) {
-	if got := defaultSigners(); len(got) != 1 || got[0].Name != tpm.SignerName || got[0].Shared {
-		t.Errorf("%+v", got)
+// The default signers are those that the plugin's providers use, in the order of strength.
+func TestDefaultSignersAreThePlugins(t *testing.T) {
+	for data, want := range map[string][]string{
+		with():                    {tpm.SignerName},
+		with("gce: {}"):           {tpm.SignerName, gce.SignerName},
+		with("no tpm", "gce: {}"): {gce.SignerName},
+		with("azure: {}", "gce: {}", "ec2Role: {regions: [eu-west-1]}", "ec2: {}"): {
+			tpm.SignerName, signerPrefix + "ec2", signerPrefix + "ec2-role", gce.SignerName, signerPrefix + "azure",
+		},
+	} {
+		s, err := newSettings(data)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		var got []string
+		for _, signer := range s.Config().Signers {
+			got = append(got, signer.Name)
+		}
+		parts, _ := s.Controller(nil, nil)
+		if !slices.Equal(got, want) || len(parts.Providers) != len(want) {
+			t.Errorf("%q, %d providers, want %q", got, len(parts.Providers), want)
+		}
+		if wanted, _ := s.Rules().Needs(); len(wanted) != len(want) || wanted[0].Challenges != strings.Contains(data, "tpm:") {
+			t.Errorf("%+v", wanted)
+		}
+	}
+}
+
+// Which providers' evidence a signer accepts.
+func TestProvidersOfSigners(t *testing.T) {
+	const custom, shared = "example.com/nodes", "kubernetes.io/kube-apiserver-client-kubelet"
+	for _, c := range []struct {
+		set    string
+		signer Signer
+		want   []string
+	}{
+		{"tpm, gce", Signer{Name: tpm.SignerName}, []string{"tpm"}},
+		{"tpm, gce", Signer{Name: gce.SignerName}, []string{"gce"}},
+		{"tpm, gce", Signer{Name: gce.SignerName, Provider: "tpm"}, []string{"tpm"}},
+		{"tpm, gce", Signer{Name: custom}, []string{"tpm"}},
+		{"tpm, gce", Signer{Name: custom, Provider: "gce"}, []string{"gce"}},
+		{"tpm, gce", Signer{Name: shared, Shared: true}, []string{"tpm", "gce"}},
+		{"gce", Signer{Name: custom}, []string{"gce"}},
+		{"gce", Signer{Name: custom, Provider: "tpm"}, nil},
+		{"tpm", Signer{Name: gce.SignerName}, []string{"tpm"}},
+		{"", Signer{Name: custom}, nil},
+	} {
+		var config Config
+		if strings.Contains(c.set, "tpm") {
+			config.TPM = &TPM{}
+		}
+		if strings.Contains(c.set, "gce") {
+			config.GCE = &GCE{}
+		}
+		if got, err := config.providersOf(c.signer); !slices.Equal(got, c.want) || (err == nil) != (c.want != nil) {
+			t.Errorf("%s, %+v: %q, %v", c.set, c.signer, got, err)
+		}
 	}
 }
 
@@ -477,7 +561,7 @@ func TestConfigurationIsDocumented(t *testing.T) {
 	if got := strings.Count(table, "\n| `"); got != rows {
 		t.Errorf("%d rows for %d fields", got, rows)
 	}
-	if !strings.Contains(table, defaultSigners()[0].Name) {
+	if !strings.Contains(table, signerPrefix+"<provider>") {
 		t.Error("signers: the default is not in its row")
 	}
 }
@@ -508,6 +592,12 @@ func FuzzParse(f *testing.F) {
 		}
 		if c.TPM != nil {
 			c.TPM.RootsFile, c.TPM.IntermediatesFile = "", "" // no files are read here
+		}
+		if c.EC2 != nil {
+			c.EC2.RootsFile = ""
+		}
+		if c.Azure != nil {
+			c.Azure.RootsFile, c.Azure.IntermediatesFile = "", ""
 		}
 		if settings, err := New(c); (err == nil) != (settings != nil) {
 			t.Error(err)

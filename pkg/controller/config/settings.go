@@ -45,8 +45,11 @@ type Settings struct {
 	rules  *verifier.Rules
 	limits signing.Limits
 	rates  fairqueue.Rates
-	// tpm lacks the challenge keys.
+	// tpm lacks the challenge keys. It is not used if config.TPM is nil.
 	tpm tpm.Config
+	// judges are those of the clouds by provider, without their cluster. All clusters share their
+	// caches.
+	judges map[string]judge
 	// decisions lacks the cluster.
 	decisions decisionlog.Config
 }
@@ -56,7 +59,7 @@ type Settings struct {
 func New(c Config) (*Settings, error) {
 	s := &Settings{config: c}
 	for _, step := range []func() error{
-		s.checkClusterAPI, s.checkNames, s.checkSigning, s.checkInventory, s.checkPolicies, s.checkRates, s.checkDecisionLog, s.makeTPM, s.makeClusterRules,
+		s.checkClusterAPI, s.checkNames, s.checkSigning, s.checkInventory, s.checkPolicies, s.checkRates, s.checkDecisionLog, s.makeTPM, s.makeClouds, s.makeClusterRules,
 	} {
 		if err := step(); err != nil {
 			return nil, err
@@ -127,7 +130,7 @@ func (s *Settings) checkSigning() error {
 		return fmt.Errorf("signing.mode: %.64q is neither Sign nor ApproveOnly", g.Mode)
 	}
 	if s.config.Signers == nil {
-		s.config.Signers = defaultSigners()
+		s.config.Signers = s.config.defaultSigners()
 	}
 	l := s.config.Lifetimes
 	s.limits = signing.Limits{Default: l.Default.Duration, Min: l.Min.Duration, Max: l.Max.Duration, Backdate: l.Backdate.Duration}
@@ -239,7 +242,7 @@ func (s *Settings) makeRules() error {
 	c := s.config
 	policy := verifier.Policy{
 		Cluster:        c.ClusterUID,
-		Providers:      []verifier.Provider{{Name: tpm.Provider, Challenges: true}},
+		Providers:      c.makeProviders(),
 		SharedHello:    c.SharedHello,
 		InsecureSigner: c.InsecureSigner,
 		TokenGroup:     c.TokenGroup,
@@ -260,7 +263,11 @@ func (s *Settings) makeRules() error {
 		policy.EKSources, policy.NameSources, policy.TrustOnFirstUse = m.EKSources, m.NodeNames, m.TrustOnFirstUse
 	}
 	for _, signer := range c.Signers {
-		policy.Signers = append(policy.Signers, verifier.Signer{Name: signer.Name, Providers: []string{tpm.Provider}, Shared: signer.Shared})
+		providers, err := c.providersOf(signer)
+		if err != nil {
+			return err
+		}
+		policy.Signers = append(policy.Signers, verifier.Signer{Name: signer.Name, Providers: providers, Shared: signer.Shared})
 	}
 	for _, b := range c.Bootstrappers {
 		policy.Bootstrappers = append(policy.Bootstrappers, verifier.Bootstrapper{Username: b.Username, Group: b.Group})
@@ -307,12 +314,12 @@ const maxCAs = 4 << 20
 func (s *Settings) makeTPM() error {
 	t := s.config.TPM
 	if t == nil {
-		return errors.New("tpm: must be set: there is no default policy for evidence")
+		return nil
 	}
 	s.tpm = tpm.Config{
 		NamedEKs: true, EventLog: t.EventLog, EventLogPCRs: t.EventLogPCRs, ClusterUID: s.config.ClusterUID, ChallengeLifetime: t.ChallengeLifetime.Duration,
-		PCRs:      attestation.PCRSelection{Bank: t.PCRs.Bank, Indexes: t.PCRs.Indexes},
-		PCRValues: map[int][][]byte{}, MinimumFirmware: map[string]uint64{},
+		PCRs:            attestation.PCRSelection{Bank: t.PCRs.Bank, Indexes: t.PCRs.Indexes},
+		MinimumFirmware: map[string]uint64{},
 	}
 	if t.PCRs.Bank == "" || len(t.PCRs.Indexes) == 0 {
 		return errors.New("tpm.pcrs: must be set, bank and indexes")
@@ -345,7 +352,8 @@ func (s *Settings) makeTPM() error {
 			*f.into = append(*f.into, fingerprint)
 		}
 	}
-	if err := s.makeValues(); err != nil {
+	var err error
+	if s.tpm.PCRValues, err = parseValues("tpm.pcrs.values", t.PCRs.Values); err != nil {
 		return err
 	}
 	for maker, version := range t.MinimumFirmware {
@@ -368,22 +376,24 @@ func (s *Settings) makeTPM() error {
 	return nil
 }
 
-func (s *Settings) makeValues() error {
-	for index, values := range s.config.TPM.PCRs.Values {
+// parseValues parses the allowed values of PCRs.
+func parseValues(field string, all map[string][]string) (map[int][][]byte, error) {
+	parsed := map[int][][]byte{}
+	for index, values := range all {
 		n, err := strconv.Atoi(index)
 		if err != nil || strconv.Itoa(n) != index {
-			return fmt.Errorf("tpm.pcrs.values: %.16q is not the number of a PCR", index)
+			return nil, fmt.Errorf("%s: %.16q is not the number of a PCR", field, index)
 		}
-		s.tpm.PCRValues[n] = nil
+		parsed[n] = nil
 		for _, value := range values {
 			digest, err := hex.DecodeString(value)
 			if err != nil {
-				return fmt.Errorf("tpm.pcrs.values: a value of PCR %d is not in hex", n)
+				return nil, fmt.Errorf("%s: a value of PCR %d is not in hex", field, n)
 			}
-			s.tpm.PCRValues[n] = append(s.tpm.PCRValues[n], digest)
+			parsed[n] = append(parsed[n], digest)
 		}
 	}
-	return nil
+	return parsed, nil
 }
 
 // readCAs reads at least one certificate in PEM. It skips text between the blocks, since people
@@ -420,8 +430,12 @@ func (s *Settings) Config() Config { return s.config }
 // Rules returns the policy.
 func (s *Settings) Rules() *verifier.Rules { return s.rules }
 
-// Verifier returns the verifier of TPMs with these challenge keys.
+// Verifier returns the verifier of TPMs with these challenge keys. It returns nil without the
+// provider tpm.
 func (s *Settings) Verifier(keys tpm.Keys) (*tpm.Verifier, error) {
+	if s.config.TPM == nil {
+		return nil, nil
+	}
 	c := s.tpm
 	c.Keys = keys
 	return tpm.New(c)
@@ -495,7 +509,13 @@ func (s *Settings) Controller(reader client.Reader, writer client.Client) (contr
 // Assemble returns the configuration of a controller with these keys, machines and CA. The CA is
 // nil if another signer issues.
 func (s *Settings) Assemble(keys *sources.KeyStore, machines machineSource, ca signing.Source) controller.Config {
-	providers := []evidence.Provider{tpmprovider.Provider{Latest: keys.Verifier}}
+	var providers []evidence.Provider
+	if s.config.TPM != nil {
+		providers = append(providers, tpmprovider.Provider{Latest: keys.Verifier})
+	}
+	for _, p := range s.CloudProviders(machines) {
+		providers = append(providers, p)
+	}
 	if s.config.InsecureSigner != "" {
 		providers = append(providers, evidence.FromSigner(verifier.InsecureProvider, evidence.InsecureSigner{Tokens: machines}))
 	}

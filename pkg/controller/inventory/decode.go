@@ -24,8 +24,13 @@ type machineEntry struct {
 	Addresses  []strict.Text `json:"addresses"`
 	TokenID    strict.Text   `json:"bootstrapTokenID"`
 	EKs        []ekEntry     `json:"eks"`
-	Provider   strict.Text   `json:"provider"`
-	Device     *struct {
+	Instance   *struct {
+		Line     strict.Line
+		Platform strict.Text `json:"platform"`
+		ID       strict.Text `json:"id"`
+	} `json:"instance"`
+	Provider strict.Text `json:"provider"`
+	Device   *struct {
 		EKs []ekEntry `json:"eks"`
 
 		Manufacturer strict.Text `json:"manufacturer"`

@@ -22,7 +22,8 @@ type Machine struct {
 	// one of them, or has one of the DNS names as its node name.
 	DNSNames []string
 	IPs      []netip.Addr
-	// EKs are its endorsement keys. No other machine has them. A machine without EKs has a TokenID.
+	// EKs are its endorsement keys, and the instance of a cloud that it is. No other machine has
+	// them. A machine without EKs has a TokenID, or the ProviderID of a cloud's instance.
 	EKs []EK
 	// TokenID is the ID of the bootstrap token that was made for the machine, "" if the operator
 	// did not specify one. No other machine has it.
@@ -34,9 +35,10 @@ type Machine struct {
 	Disputed bool
 }
 
-// EK is an endorsement key.
+// EK is an endorsement key, or an instance of a cloud.
 type EK struct {
-	// Fingerprint is the SHA-256 of its SubjectPublicKeyInfo, in lower-case hex.
+	// Fingerprint is the SHA-256 of its SubjectPublicKeyInfo, in lower-case hex, or
+	// attestation.Instance.Fingerprint.
 	Fingerprint string
 	// Template is the name of the template that the TPM makes it from, "" if the operator did not
 	// specify it.

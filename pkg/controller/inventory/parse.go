@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/machineentry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/strict"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 )
 
@@ -154,13 +156,24 @@ func (e *machineEntry) check(report report) Machine {
 	if e.Device != nil {
 		eks = e.Device.EKs
 	}
-	e.checkFields(&m, len(eks), report)
+	keys := len(eks)
+	if e.Instance != nil {
+		keys++
+	}
+	e.checkFields(&m, keys, report)
+	if e.Instance != nil {
+		i := attestation.Instance{Platform: e.Instance.Platform.Value, ID: e.Instance.ID.Value}
+		if form := instanceForms[i.Platform]; form == nil || !form.MatchString(i.ID) {
+			report(int(e.Instance.Line), "its instance is not a platform ec2, gce or azure and an id: i-..., a number, or a GUID in lower case")
+		}
+		m.EKs = append(m.EKs, EK{Fingerprint: i.Fingerprint()})
+	}
 	if m.ProviderID != "" {
 		if err := csr.CheckProviderID(m.ProviderID); err != nil {
 			report(int(e.Line), "%v", err)
 		}
 	}
-	if len(eks) > maxKeys || len(e.Addresses) > maxAddresses {
+	if keys > maxKeys || len(e.Addresses) > maxAddresses {
 		return m // reported
 	}
 	for i := range eks {
@@ -187,7 +200,7 @@ func (e *machineEntry) check(report report) Machine {
 }
 
 // checkFields reports the first problem of the entry's own fields.
-func (e *machineEntry) checkFields(m *Machine, eks int, report report) {
+func (e *machineEntry) checkFields(m *Machine, keys int, report report) {
 	line := int(e.Line)
 	switch {
 	case e.Device != nil && e.EKs != nil:
@@ -204,13 +217,25 @@ func (e *machineEntry) checkFields(m *Machine, eks int, report report) {
 		report(line, "it has a provider, but no device")
 	case m.TokenID != "" && !isTokenID(m.TokenID):
 		report(line, "its bootstrapTokenID is not six of a to z and 0 to 9: the part of the token before the dot, and never the rest")
-	case eks == 0 && m.TokenID == "":
-		report(line, "it has no endorsement keys: nothing would find it")
-	case eks > maxKeys:
-		report(line, "it has more than %d endorsement keys", maxKeys)
+	case keys == 0 && m.TokenID == "" && !isCloudProviderID(m.ProviderID):
+		report(line, "it has no endorsement keys, no instance and no cloud's provider ID: nothing would find it")
+	case keys > maxKeys:
+		report(line, "it has more than %d endorsement keys and instances", maxKeys)
 	case len(e.Addresses) > maxAddresses:
 		report(line, "it has more than %d addresses", maxAddresses)
 	}
+}
+
+// instanceForms are the forms of the IDs of instances, by platform.
+var instanceForms = map[string]*regexp.Regexp{
+	"ec2":   regexp.MustCompile(`^i-([0-9a-f]{8}|[0-9a-f]{17})$`),
+	"gce":   regexp.MustCompile(`^[1-9][0-9]{0,19}$`),
+	"azure": regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`),
+}
+
+// isCloudProviderID reports whether the evidence of a cloud's instance may name this provider ID.
+func isCloudProviderID(id string) bool {
+	return strings.HasPrefix(id, "aws:///") || strings.HasPrefix(id, "gce://") || strings.HasPrefix(id, "azure:///")
 }
 
 func isTokenID(id string) bool {

@@ -15,6 +15,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 )
 
 // head begins a list.
@@ -86,6 +88,51 @@ func TestParse(t *testing.T) {
 	}
 	if _, ok := inventory.ByNodeName(""); ok {
 		t.Error("found by no name")
+	}
+}
+
+// An instance of a cloud counts like an endorsement key. A cloud's provider ID needs neither.
+func TestInstances(t *testing.T) {
+	t.Parallel()
+	const guid = "0f8fad5b-d9cb-469f-a165-70867728950e"
+	for _, i := range []attestation.Instance{
+		{Platform: "ec2", ID: "i-0123456789abcdef0"}, {Platform: "ec2", ID: "i-01234567"}, {Platform: "gce", ID: "2875949485074006138"}, {Platform: "azure", ID: guid},
+	} {
+		inventory, err := Parse([]byte(head + machine('1', "  instance: {platform: "+i.Platform+", id: "+i.ID+"}\n") + "- {nodeName: a, instance: {platform: gce, id: 7}}\n"))
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		if got := inventory.ByEK(i.Fingerprint()); len(got) != 1 || got[0].Name != "node-1" || len(got[0].EKs) != 2 {
+			t.Errorf("%v: %+v", i, got)
+		}
+	}
+	for _, id := range []string{"aws:///eu-west-1a/i-01234567", "gce://p/z/n", "azure:///subscriptions/s"} {
+		if got, err := Parse([]byte(head + "- {nodeName: a, providerID: '" + id + "'}\n")); err != nil || got.Len() != 1 {
+			t.Errorf("%s: %v", id, err)
+		}
+	}
+	twice := head + "- {nodeName: a, instance: {platform: gce, id: 7}}\n- {nodeName: b, instance: {platform: gce, id: '7'}}\n"
+	if got, err := Parse([]byte(twice)); err != nil || len(got.Conflicts()) != 1 {
+		t.Errorf("two machines are one instance: %v", err)
+	}
+	for _, instance := range []string{
+		"{}", "{platform: ec2}", "{id: 7}", "{platform: gcp, id: 7}", "{platform: gce, id: i-01234567}", "{platform: gce, id: 07}", "{platform: ec2, id: I-01234567}",
+		"{platform: ec2, id: i-012345678}", "{platform: azure, id: " + strings.ToUpper(guid) + "}", "{platform: azure, id: '{" + guid + "}'}", "{platform: gce, id: 7, zone: z}",
+	} {
+		if got, err := Parse([]byte(head + "- {nodeName: a, instance: " + instance + "}\n")); err == nil {
+			t.Errorf("%s: %+v", instance, got.All())
+		}
+	}
+	eks := ""
+	for i := range maxKeys {
+		eks += fmt.Sprintf("  - fingerprint: \"%064d\"\n", 100+i)
+	}
+	if _, err := Parse([]byte(head + "- nodeName: a\n  eks:\n" + eks)); err != nil {
+		t.Error(err)
+	}
+	if got, err := Parse([]byte(head + "- nodeName: a\n  instance: {platform: gce, id: 7}\n  eks:\n" + eks)); err == nil {
+		t.Errorf("%d", len(got.All()[0].EKs))
 	}
 }
 

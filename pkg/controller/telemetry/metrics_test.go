@@ -54,6 +54,12 @@ var all = sync.OnceValues(func() (*ClusterMetrics, *Metrics) {
 		panic(err)
 	}
 	denials.Denied("revoked", false)
+	lookups, err := NewLookupMetrics()
+	if err != nil {
+		panic(err)
+	}
+	lookups.Called("gce", true, time.Second)
+	lookups.Counted("gce", LookupBusy)
 	return state, decisions
 })
 
