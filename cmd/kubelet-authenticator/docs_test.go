@@ -164,6 +164,57 @@ func TestConfigurationExamplesAreAccepted(t *testing.T) {
 	}
 }
 
+// The examples for clouds have configuration files that the plugin accepts, and keep pods away from
+// the metadata service.
+func TestCloudExamples(t *testing.T) {
+	examples, err := filepath.Glob("../../docs/examples/clouds/*.yaml")
+	if err != nil || len(examples) != 6 {
+		t.Fatalf("%q, %v", examples, err)
+	}
+	for _, path := range examples {
+		text := readFile(t, path)
+		files := map[string]string{}
+		for _, document := range strings.Split(text, "\n---\n") {
+			var content struct {
+				Files []exampleFile `json:"write_files"`
+				Spec  struct {
+					Template struct {
+						Spec struct {
+							Files []exampleFile `json:"files"`
+						} `json:"spec"`
+					} `json:"template"`
+				} `json:"spec"`
+			}
+			if err := yaml.Unmarshal([]byte(document), &content); err != nil {
+				t.Fatalf("%s: %v", path, err)
+			}
+			for _, file := range append(content.Files, content.Spec.Template.Spec.Files...) {
+				files[file.Path] = file.Content
+			}
+		}
+		config := authenticator.DefaultConfig()
+		if err := authenticator.ParseConfig([]byte(files[authenticator.DefaultConfigFile]), &config); err != nil {
+			t.Errorf("%s: %v", path, err)
+		} else if _, err := authenticator.New(authenticator.Options{Config: config, Providers: providers()}); err != nil {
+			t.Errorf("%s: %v", path, err)
+		}
+		rules, unit := files["/etc/metadata-guard.nft"], files["/etc/systemd/system/metadata-guard.service"]
+		if !strings.Contains(rules, "hook prerouting") || !strings.Contains(rules, "ip daddr 169.254.169.254 drop") ||
+			!strings.Contains(unit, "nft -f /etc/metadata-guard.nft") || !strings.Contains(text, "- systemctl enable --now metadata-guard.service") {
+			t.Errorf("%s: pods reach the metadata service", path)
+		}
+		if config.Provider == "ec2-role" && !regexp.MustCompile(`(?s)[hH]ttpTokens[:=] ?required.*[hH]ttpPutResponseHopLimit[:=] ?1\b`).MatchString(text) {
+			t.Errorf("%s: tokens are not required, or leave the node", path)
+		}
+	}
+}
+
+// exampleFile is a file that an example writes on the node.
+type exampleFile struct {
+	Path    string `json:"path"`
+	Content string `json:"content"`
+}
+
 // What is commented out in the example is accepted, too, and is the default where it says so.
 func TestCommentedExampleIsAccepted(t *testing.T) {
 	example := readFile(t, "../../packaging/config.example.yaml")

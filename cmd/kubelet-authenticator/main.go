@@ -14,6 +14,7 @@ import (
 	"os"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/command"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/auto"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
 )
 
@@ -28,6 +29,7 @@ func main() {
 		CommitTime:      commitTime,
 		Providers:       providers(),
 		DefaultProvider: tpm.Name,
+		Choose:          auto.Chooser{}.Choose,
 		FlagValues:      flagValues,
 	}.Main())
 }

@@ -7,12 +7,14 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/command"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/auto"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
 )
 
@@ -30,6 +32,29 @@ func TestCompletionOfTheEKTemplate(t *testing.T) {
 	for _, value := range values {
 		if _, err := tpm.Factory().New(provider.Settings{EKTemplate: value}); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// Each provider that "auto" can choose is in this binary.
+func TestAutoChoosesProvidersOfThisBinary(t *testing.T) {
+	for name, c := range map[string]struct{ field, value, device string }{
+		"tpm": {}, "ec2-role": {"sys_vendor", "Amazon EC2", "/nonexistent"}, "ec2": {"sys_vendor", "Amazon EC2", os.Args[0]},
+		"gce":   {"product_name", "Google Compute Engine", "/nonexistent"},
+		"azure": {"chassis_asset_tag", "7783-7084-3265-9085-8269-3286-77", "/nonexistent"},
+	} {
+		dir := t.TempDir()
+		if c.field != "" {
+			if err := os.WriteFile(filepath.Join(dir, c.field), []byte(c.value+"\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		chosen, why := auto.Chooser{DMI: dir}.Choose(t.Context(), provider.Settings{TPMDevice: c.device, RuntimeDir: t.TempDir()})
+		if chosen != name {
+			t.Errorf("%s is chosen instead of %s: %s", chosen, name, why)
+		}
+		if !slices.ContainsFunc(providers(), func(f provider.Factory) bool { return f.Name == name }) {
+			t.Errorf("%s is not in this binary", name)
 		}
 	}
 }

@@ -27,7 +27,9 @@ type Authenticator struct {
 	node *nodestate.Node
 	// enroller gets certificates in a worker. A run asks it for deadlines and steps. Its provider
 	// is nil if the settings are invalid.
-	enroller    *enrol.Enroller
+	enroller *enrol.Enroller
+	// auto is set if the operator left the choice of the provider to the program.
+	auto        bool
 	waitTimeout time.Duration
 	renewalWait time.Duration
 	exec        ExecInfo
@@ -58,7 +60,7 @@ func New(o Options) (*Authenticator, error) {
 			Node: node, ProviderID: c.ProviderID, SignerName: c.SignerName, KeepBootstrap: c.KeepBootstrapCredential,
 			MetricsTextfile: c.MetricsTextfile, Deadline: o.WorkerDeadline, ReviewTimeout: reviewTimeout, Built: o.Built, Step: o.OnStep,
 		},
-		waitTimeout: c.WaitTimeout.Duration, renewalWait: c.RenewalWait.Duration,
+		auto: c.Provider == provider.Auto, waitTimeout: c.WaitTimeout.Duration, renewalWait: c.RenewalWait.Duration,
 		exec: o.Exec, parent: o.Parent, startWorker: o.StartWorker,
 	}
 	if d := c.Expiration.Duration; d != 0 {
@@ -83,7 +85,7 @@ func (a *Authenticator) complete(o Options) error {
 	if err := o.check(); err != nil {
 		return err
 	}
-	made, err := o.NewProvider()
+	made, final, err := o.NewProvider()
 	if err != nil {
 		return err
 	}
@@ -91,6 +93,12 @@ func (a *Authenticator) complete(o Options) error {
 	a.node.Access.Provider, a.node.Access.Renews = made.Name(), made.Renews()
 	if a.enroller.SignerName == "" {
 		a.enroller.SignerName = made.SignerName()
+	}
+	if !final {
+		a.enroller.Choose = o.ChooseProvider
+	}
+	if made.Name() == provider.Auto && a.enroller.SignerName == "" {
+		return nil // the signer is known once the provider is
 	}
 	return csr.CheckSignerName("signerName", a.enroller.SignerName)
 }
@@ -126,7 +134,7 @@ func (a *Authenticator) DiscardBootstrap(ctx context.Context) (bool, error) {
 // Overview reads the node's files. It takes no lock, writes nothing, and uses neither the network
 // nor the provider's device.
 func (a *Authenticator) Overview() *nodestatus.Overview {
-	n := nodestatus.Node{Node: a.node, Provider: a.enroller.Provider, SignerName: a.enroller.SignerName}
+	n := nodestatus.Node{Node: a.node, Provider: a.enroller.Provider, SignerName: a.enroller.SignerName, Auto: a.auto}
 	return n.Overview()
 }
 

@@ -88,6 +88,10 @@ type Config struct {
 	// EKTemplate names the template of the TPM's endorsement key that the node uses. "auto"
 	// leaves the choice to the provider.
 	EKTemplate string `json:"ekTemplate,omitempty"`
+	// ClusterUID is the UID of the cluster that the node joins. The evidence of a cloud's instance
+	// is then bound to it: the controller of another cluster refuses the evidence. If it is empty,
+	// the evidence is not bound to a cluster.
+	ClusterUID string `json:"clusterUID,omitempty"`
 	// MetricsTextfile is the file into which each worker writes metrics, for node-exporter's
 	// textfile collector. If it is empty, there is none.
 	MetricsTextfile string `json:"metricsTextfile,omitempty"`

@@ -24,7 +24,7 @@ func TestParseConfigReadsEveryField(t *testing.T) {
 	want := Config{
 		TypeMeta: metav1.TypeMeta{APIVersion: configAPIVersion, Kind: configKind},
 		Provider: "tpm", NodeName: "a", ProviderID: "x://y", ProviderIDScheme: "x", SystemUUIDFrom: "product_serial", CertDir: "/certs", RuntimeDir: "/run/x",
-		BootstrapKubeconfig: "/b.conf", SignerName: "example.com/x", TPMDevice: "/dev/tpm0", EKTemplate: "rsa-2048", MetricsTextfile: "/m.prom",
+		BootstrapKubeconfig: "/b.conf", SignerName: "example.com/x", TPMDevice: "/dev/tpm0", EKTemplate: "rsa-2048", MetricsTextfile: "/m.prom", ClusterUID: "u",
 		KeepBootstrapCredential: true, KubeletKubeconfig: "/etc/k.conf", KubeletBootstrapKubeconfig: "/etc/b.conf", PrepareWait: metav1.Duration{Duration: time.Minute},
 		Expiration:  metav1.Duration{Duration: 36 * time.Hour},
 		WaitTimeout: metav1.Duration{Duration: 90 * time.Second},

@@ -24,7 +24,7 @@ type Identity struct {
 
 // Identify identifies this machine. It needs no API server, and writes only the provider's lock.
 func (a *Authenticator) Identify(ctx context.Context) (*Identity, error) {
-	inspector, err := a.inspector()
+	inspector, err := a.inspector(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -47,7 +47,7 @@ func (a *Authenticator) Identify(ctx context.Context) (*Identity, error) {
 // SelfTest runs the self-test of the provider's device, and reports each step. It fails if a step
 // failed.
 func (a *Authenticator) SelfTest(ctx context.Context, report func(provider.Check)) error {
-	inspector, err := a.inspector()
+	inspector, err := a.inspector(ctx)
 	if err != nil {
 		return err
 	}
@@ -58,13 +58,17 @@ func (a *Authenticator) SelfTest(ctx context.Context, report func(provider.Check
 }
 
 // inspector returns the provider if it has a device.
-func (a *Authenticator) inspector() (provider.Inspector, error) {
+func (a *Authenticator) inspector(ctx context.Context) (provider.Inspector, error) {
 	if a.node.Invalid != nil {
 		return nil, a.node.Invalid
 	}
-	inspector, ok := a.enroller.Provider.(provider.Inspector)
+	decided, _, err := a.enroller.Decided(ctx)
+	if err != nil {
+		return nil, err
+	}
+	inspector, ok := decided.Provider.(provider.Inspector)
 	if !ok {
-		return nil, reason.Configuration.Failure("name another with --provider", fmt.Errorf("provider %s: there is no device behind it", a.enroller.Provider.Name()))
+		return nil, reason.Configuration.Failure("name another with --provider", fmt.Errorf("provider %s shows no device", decided.Provider.Name()))
 	}
 	return inspector, nil
 }

@@ -4,6 +4,7 @@ package authenticator
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/enrol"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
@@ -27,8 +29,12 @@ type Options struct {
 	Config Config
 	// ConfigError says why the configuration file could not be read. New returns it.
 	ConfigError error
-	// Providers are the providers in this binary. Config names one of them.
+	// Providers are the providers in this binary, the strongest first. Config names one of them.
 	Providers []provider.Factory
+	// Choose names one of Providers for this machine, and says why. It is for Config.Provider
+	// "auto" on a node without a certificate. It may open a device. If it is nil, "auto" is no
+	// provider.
+	Choose func(context.Context, provider.Settings) (name, why string)
 	// Exec is client-go's request.
 	Exec ExecInfo
 	// Parent is the process that runs the plugin, as Caller returns it. The zero ID means a person.
@@ -87,6 +93,9 @@ func (o *Options) check() error {
 			return err
 		}
 	}
+	if err := attestation.CheckClusterUID(c.ClusterUID); err != nil {
+		return fmt.Errorf("clusterUID: %w", err)
+	}
 	if c.ProviderID != "" {
 		if err := csr.CheckProviderID(c.ProviderID); err != nil {
 			return err
@@ -102,26 +111,6 @@ func (o *Options) check() error {
 		return fmt.Errorf("checkInterval %s: must be from %s to %s, or 0 to switch the checks off", d, shortestInterval, longestInterval)
 	}
 	return nil
-}
-
-// NewProvider makes the provider that the operator named.
-func (o *Options) NewProvider() (provider.Provider, error) {
-	c, names := o.Config, make([]string, 0, len(o.Providers))
-	for _, factory := range o.Providers {
-		names = append(names, factory.Name)
-		if factory.Name != c.Provider {
-			continue
-		}
-		p, err := factory.New(provider.Settings{TPMDevice: c.TPMDevice, EKTemplate: c.EKTemplate, ProviderIDScheme: c.ProviderIDScheme, SystemUUIDFrom: c.SystemUUIDFrom, RuntimeDir: c.RuntimeDir})
-		if err != nil {
-			return nil, fmt.Errorf("provider %s: %w", c.Provider, err)
-		}
-		return p, nil
-	}
-	if c.Provider == "" {
-		return nil, fmt.Errorf("provider: not set; it is one of %q", names)
-	}
-	return nil, fmt.Errorf("provider %.64q: not in this binary, which has %q", c.Provider, names)
 }
 
 // Caller returns the parent process if that uses client-go. It returns the zero ID for a person's

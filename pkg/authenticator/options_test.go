@@ -26,7 +26,7 @@ func testProviders() []provider.Factory {
 		{Name: "broken", New: func(provider.Settings) (provider.Provider, error) { return nil, errors.New("no such device") }},
 		{Name: "nameless", New: func(provider.Settings) (provider.Provider, error) { return plugintest.Provider{}, nil }},
 		{Name: "device", New: func(s provider.Settings) (provider.Provider, error) {
-			return plugintest.Provider{Signer: "example.com/" + s.TPMDevice + s.EKTemplate}, nil
+			return plugintest.Provider{Signer: "example.com/" + s.TPMDevice + s.EKTemplate + s.ClusterUID}, nil
 		}},
 	}
 }
@@ -60,6 +60,8 @@ func TestNewRefusesWhatCannotWork(t *testing.T) {
 		"checkInterval too short": {func(c *Config) { c.CheckInterval.Duration = 10*time.Second - 1 }, "checkInterval"},
 		"checkInterval too long":  {func(c *Config) { c.CheckInterval.Duration = 24*time.Hour + 1 }, "checkInterval"},
 		"checkInterval negative":  {func(c *Config) { c.CheckInterval.Duration = -time.Hour }, "checkInterval"},
+		"clusterUID with a space": {func(c *Config) { c.ClusterUID = "a b" }, "clusterUID"},
+		"clusterUID too long":     {func(c *Config) { c.ClusterUID = strings.Repeat("a", 129) }, "clusterUID"},
 		// the proposal's
 		"signerName without dot":     {func(c *Config) { c.SignerName = "cluster-x-k8s-io/kubelet" }, "signerName"},
 		"signerName without path":    {func(c *Config) { c.SignerName = "example.com" }, "signerName"},
@@ -122,7 +124,7 @@ func TestNewAccepts(t *testing.T) {
 
 func TestNewTakesWhatItIsGiven(t *testing.T) {
 	config := DefaultConfig()
-	config.Provider, config.TPMDevice, config.EKTemplate = "device", "tpm7", "-rsa"
+	config.Provider, config.TPMDevice, config.EKTemplate, config.ClusterUID = "device", "tpm7", "-rsa", "-uid"
 	config.Expiration.Duration = 90*time.Minute + 999*time.Millisecond
 	a, err := New(Options{Config: config, Providers: testProviders()})
 	if err != nil {
@@ -131,7 +133,7 @@ func TestNewTakesWhatItIsGiven(t *testing.T) {
 	if a.enroller.ExpirationSeconds == nil || *a.enroller.ExpirationSeconds != 5400 {
 		t.Errorf("expirationSeconds %v, want 5400", a.enroller.ExpirationSeconds)
 	}
-	if a.enroller.SignerName != "example.com/tpm7-rsa" {
+	if a.enroller.SignerName != "example.com/tpm7-rsa-uid" {
 		t.Errorf("the provider's settings or its signer are lost: %q", a.enroller.SignerName)
 	}
 	config.Expiration.Duration = 0

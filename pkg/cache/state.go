@@ -79,6 +79,12 @@ type State struct {
 	// were issued soon after the one before.
 	Issued time.Time `json:"issued,omitzero"`
 	Hasty  int       `json:"hasty,omitempty"`
+	// Provider made the request of the last certificate. It is empty before the first certificate,
+	// and in files of earlier releases.
+	Provider string `json:"provider,omitempty"`
+	// Choice is the provider that the setting "auto" chose before the first certificate. It is nil
+	// if nothing was chosen.
+	Choice *Choice `json:"choice,omitempty"`
 	// Remembered is what each provider wanted back with its last certificate.
 	Remembered map[string]string `json:"remembered,omitempty"`
 	// SpentBootstrap is the SHA-256 of the bootstrap kubeconfig that was deleted last. It is
@@ -95,6 +101,12 @@ type State struct {
 	// UrgentAttempt is the same for a certificate that cannot wait. It is zero if NextAttempt
 	// applies to both.
 	UrgentAttempt time.Time `json:"urgentAttempt,omitzero"`
+}
+
+// Choice is a provider that the program chose, and why.
+type Choice struct {
+	Provider string `json:"provider"`
+	Why      string `json:"why"`
 }
 
 // Announcement is what the checks for announced renewals have found, and whether the node has

@@ -313,7 +313,7 @@ func (e *examination) sample(signer string) (*certificatesv1.CertificateSigningR
 	if err != nil {
 		return nil, err
 	}
-	request, err := attestation.Request{PKCS10: pkcs10, Provider: e.Config.Provider, Data: []byte(`{"version":"doctor/v1"}`)}.Marshal()
+	request, err := attestation.Request{PKCS10: pkcs10, Provider: e.providerName(), Data: []byte(`{"version":"doctor/v1"}`)}.Marshal()
 	if err != nil {
 		return nil, err
 	}

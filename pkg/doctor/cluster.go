@@ -44,7 +44,7 @@ func open(to nodeaccess.Access) (*access, error) {
 func (e *examination) findNode() nodeaccess.Node {
 	return nodeaccess.Node{
 		Dir: e.dir, Bootstrap: e.Config.BootstrapKubeconfig, KubeletBootstrap: e.Config.KubeletBootstrapKubeconfig,
-		Asked: e.asked(), AskedBy: e.conf().Path, Provider: e.Config.Provider, Renews: e.renews(), UserAgent: e.UserAgent,
+		Asked: e.asked(), AskedBy: e.conf().Path, Provider: e.providerName(), Renews: e.renews(), UserAgent: e.UserAgent,
 	}
 }
 

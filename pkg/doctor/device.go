@@ -37,7 +37,9 @@ var errNoProvider = errors.New("no provider: see configuration")
 // noDeviceError says that the provider uses no device.
 type noDeviceError struct{ provider string }
 
-func (e *noDeviceError) Error() string { return "provider " + e.provider + " has no device" }
+func (e *noDeviceError) Error() string {
+	return "provider " + e.provider + " has no device that this check can read"
+}
 
 func (e *examination) readDevice() (device, error) {
 	p, err := e.attestor()
@@ -114,7 +116,7 @@ func checkEKCertificate(_ context.Context, e *examination) checkup.Result {
 	case err != nil:
 		return skipped("see tpm")
 	case len(d.EKs) == 0:
-		return skipped("provider %s has no endorsement keys", e.Config.Provider)
+		return skipped("provider %s has no endorsement keys", e.providerName())
 	}
 	const remedy = "name the key in the inventory, by the fingerprint that identify prints"
 	var good []string

@@ -46,7 +46,7 @@ func TestChecksAreDocumented(t *testing.T) {
 // Monitoring depends on the names, so they never change. Each row is complete.
 func TestNamesAreStable(t *testing.T) {
 	published := []string{
-		"configuration", "tpm", "ek-certificate", "ek-template", "certificate-directory", "certificate", "bootstrap-kubeconfig", "clock", "api-server",
+		"configuration", "tpm", "ek-certificate", "ek-template", "metadata-service", "certificate-directory", "certificate", "bootstrap-kubeconfig", "clock", "api-server",
 		"certificate-accepted", "certificate-writes", "bootstrap-credential", "csr-create", "csr-watch", "signer", "last-result", "kubelet", "kubelet-bootstrap",
 		"kubelet-rotation", "kubelet-kubeconfig", "kubelet-exec", "auto-approve-bindings",
 	}
@@ -71,7 +71,7 @@ func TestNamesAreStable(t *testing.T) {
 
 // Each "see <check>" names an existing check.
 func TestChecksReferToChecksThatExist(t *testing.T) {
-	names := map[string]bool{"identify": true, "configuration.md": true}
+	names := map[string]bool{"identify": true, "configuration.md": true, "clouds.md": true}
 	for _, c := range Checks() {
 		names[c.Name] = true
 	}

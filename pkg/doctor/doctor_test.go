@@ -28,7 +28,7 @@ import (
 
 // good has the results of a machine without problems.
 var good = map[string]checkup.Status{
-	"configuration": checkup.OK, "tpm": checkup.OK, "ek-certificate": checkup.OK, "ek-template": checkup.OK, "certificate-directory": checkup.OK, "certificate": checkup.OK, "bootstrap-kubeconfig": checkup.OK, "clock": checkup.OK,
+	"configuration": checkup.OK, "tpm": checkup.OK, "ek-certificate": checkup.OK, "ek-template": checkup.OK, "metadata-service": checkup.Skipped, "certificate-directory": checkup.OK, "certificate": checkup.OK, "bootstrap-kubeconfig": checkup.OK, "clock": checkup.OK,
 	"api-server": checkup.OK, "certificate-accepted": checkup.OK, "certificate-writes": checkup.OK, "bootstrap-credential": checkup.Skipped, "csr-create": checkup.OK, "csr-watch": checkup.OK, "signer": checkup.OK, "last-result": checkup.OK,
 	"kubelet": checkup.OK, "kubelet-bootstrap": checkup.OK, "kubelet-rotation": checkup.OK, "kubelet-kubeconfig": checkup.OK, "kubelet-exec": checkup.OK, "auto-approve-bindings": checkup.Skipped,
 }
@@ -330,6 +330,41 @@ func TestTheChoiceOfTheEndorsementKey(t *testing.T) {
 		"another":       {remembered("rsa-2048", "rsa-2048"), map[string]checkup.Status{"ek-template": checkup.Warning}, []string{"ek-template: enrolled with ecc-p256, and ekTemplate is rsa-2048", "ek-template: or restore ekTemplate"}},
 		"it is damaged": {func(m *machine) { m.write(m.certs.File(cache.StateFile), "{", 0o600) }, map[string]checkup.Status{"ek-template": checkup.Skipped, "last-result": checkup.Warning, "signer": checkup.Warning}, []string{"ek-template: see last-result"}},
 	})
+}
+
+func TestTheMetadataService(t *testing.T) {
+	on := func(name string, err error) func(*machine) {
+		return func(m *machine) { m.config.Provider, m.metadataErr = name, err }
+	}
+	without := map[string]checkup.Status{"tpm": checkup.Skipped, "ek-certificate": checkup.Skipped, "ek-template": checkup.Skipped}
+	answers := with(without, "metadata-service", checkup.OK)
+	absent := &provider.Error{Class: provider.NoDevice, Hint: "is this an instance", Err: errors.New("dial 169.254.169.254: refused")}
+	checkStates(t, map[string]scenario{
+		"of no use": {on("ec2", absent), without, []string{"metadata-service: without a metadata service"}},
+		"EC2":       {on("ec2-role", nil), answers, []string{"metadata-service: cloud://ec2-role", "metadata-service: -X PUT"}},
+		"EC2 without tokens": {func(m *machine) { m.config.Provider, m.tokenless = "ec2-role", true },
+			with(without, "metadata-service", checkup.Warning), []string{"metadata-service: IMDSv1", "metadata-service: --http-tokens required"}},
+		"Google without tokens": {func(m *machine) { m.config.Provider, m.tokenless = "gce", true }, answers, nil},
+		"Google":                {on("gce", nil), answers, []string{"metadata-service: cloud://gce", "metadata-service: Metadata-Flavor"}},
+		"Azure":                 {on("azure", nil), answers, []string{"metadata-service: cloud://azure", "metadata-service: Metadata: true"}},
+		"absent":                {on("gce", absent), with(without, "metadata-service", checkup.Failure), []string{"metadata-service: refused", "metadata-service: is this an instance"}},
+		"without hint":          {on("azure", errors.New("status 500")), with(without, "metadata-service", checkup.Failure), []string{"metadata-service: status 500", "metadata-service: 169.254.169.254"}},
+		"chosen": {func(m *machine) {
+			m.bare()
+			m.config.Provider, m.choose = provider.Auto, choosing("gce")
+		}, with(fresh, "tpm", checkup.Skipped, "ek-certificate", checkup.Skipped, "ek-template", checkup.Skipped, "metadata-service", checkup.OK), []string{"metadata-service: cloud://gce"}},
+		"a choice that could weaken": {func(m *machine) { m.config.Provider, m.choose = provider.Auto, choosing("gce") },
+			with(without, "configuration", checkup.Failure, "csr-create", checkup.Skipped, "signer", checkup.Skipped), []string{"configuration: gce could be weaker", "configuration: set provider to the one"}},
+		"chosen before": {func(m *machine) {
+			m.config.Provider, m.choose = provider.Auto, choosing("gce")
+			m.withLock(func(l *cache.Lock) error { return l.SetState(&cache.State{Provider: "azure"}) })
+		}, with(answers, "last-result", checkup.Skipped, "signer", checkup.Warning), []string{"metadata-service: cloud://azure"}},
+	})
+}
+
+// choosing makes a choice.
+func choosing(name string) func(context.Context, provider.Settings) (string, string) {
+	return func(context.Context, provider.Settings) (string, string) { return name, "so it is" }
 }
 
 func TestTheDevice(t *testing.T) {

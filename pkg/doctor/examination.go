@@ -18,6 +18,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/metadata"
 )
 
 // DefaultTimeout bounds all checks together.
@@ -35,8 +36,12 @@ type Options struct {
 	Explicit bool
 	// ExecFlags are the flags in Config that come from the kubelet's kubeconfig. They are reported.
 	ExecFlags *nodestatus.ExecFlags
-	// Providers are those of this binary.
+	// Providers are those of this binary. Choose names one of them for a machine that has not
+	// enrolled yet (authenticator.Options).
 	Providers []provider.Factory
+	Choose    func(context.Context, provider.Settings) (name, why string)
+	// Metadata asks the cloud's metadata service, if the provider uses one.
+	Metadata metadata.Client
 	// UserAgent is sent with each request to the API server.
 	UserAgent string
 	// Timeout is for all checks together. Default: DefaultTimeout.
@@ -110,8 +115,22 @@ func newExamination(ctx context.Context, o Options) *examination {
 }
 
 func (e *examination) makeProvider() (provider.Provider, error) {
-	plugin := authenticator.Options{Config: e.Config, Providers: e.Providers}
-	return plugin.NewProvider()
+	plugin := authenticator.Options{Config: e.Config, Providers: e.Providers, Choose: e.Choose}
+	p, final, err := plugin.NewProvider()
+	if err != nil || final {
+		return p, err
+	}
+	chosen, err := plugin.ChooseProvider(e.ctx)
+	return chosen.Provider, err
+}
+
+// providerName returns the provider's name, or the setting if that is no provider.
+func (e *examination) providerName() string {
+	p, err := e.attestor()
+	if err != nil {
+		return e.Config.Provider
+	}
+	return p.Name()
 }
 
 // renews reports whether the node's own certificate may request the next one.

@@ -66,6 +66,10 @@ func checkConfiguration(_ context.Context, e *examination) checkup.Result {
 		failed := reason.AsFailure(e.ConfigErr)
 		return checkup.Worst(f, failure(failed.Hint, "%v", failed))
 	}
+	if _, err := e.attestor(); err != nil { // provider auto cannot choose
+		failed := reason.AsFailure(err)
+		return checkup.Worst(f, failure(failed.Hint, "%v", failed))
+	}
 	if path := e.Config.MetricsTextfile; path != "" {
 		f = checkup.Worst(f, assessTextfile(path))
 	}

@@ -42,6 +42,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/metadata"
 )
 
 const (
@@ -94,6 +95,38 @@ func (deviceless) Caution() string                                            { 
 func (deviceless) ProviderID(context.Context) (string, error)                 { return "", nil }
 func (deviceless) Evidence(context.Context, provider.Request) ([]byte, error) { return nil, nil }
 
+// instance is a provider whose evidence comes from a cloud's metadata service.
+type instance struct {
+	deviceless
+	name string
+	err  error
+}
+
+func (i instance) Name() string { return i.name }
+func (instance) Renews() bool   { return true }
+func (i instance) ProviderID(context.Context) (string, error) {
+	return "cloud://" + i.name, i.err
+}
+
+// metadataService is a client of one that demands a token, as EC2's IMDSv2 does, unless m.tokenless
+// is set.
+func (m *machine) metadataService() metadata.Client {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !m.tokenless || r.URL.Path != "/latest/meta-data/" {
+			w.WriteHeader(http.StatusUnauthorized)
+		}
+	}))
+	m.t.Cleanup(server.Close)
+	return metadata.Client{Address: server.Listener.Addr().String()}
+}
+
+// instance returns the provider of a cloud's instance.
+func (m *machine) instance(name string) provider.Factory {
+	return provider.Factory{Name: name, New: func(provider.Settings) (provider.Provider, error) {
+		return instance{name: name, err: m.metadataErr}, nil
+	}}
+}
+
 // reply is the API server's answer for one path.
 type reply struct {
 	status int
@@ -110,6 +143,9 @@ type machine struct {
 	config                      authenticator.Config
 	configErr                   error
 	attestor                    *attestor
+	metadataErr                 error // of the cloud's metadata service
+	tokenless                   bool  // whether that service answers without a token
+	choose                      func(context.Context, provider.Settings) (name, why string)
 	now                         func() time.Time
 	server                      *httptest.Server
 	cluster                     cache.Origin
@@ -447,9 +483,11 @@ func (m *machine) options() Options {
 	return Options{
 		Config: m.config, ConfigFile: filepath.Join(m.root, "config.yaml"), ConfigErr: m.configErr, Proc: m.proc, Now: m.now, Timeout: m.timeout,
 		Manifests: filepath.Join(m.root, "manifests"), UserAgent: "test", UnitDirs: []string{filepath.Join(m.root, "kubelet.service.d")},
+		Choose: m.choose, Metadata: m.metadataService(),
 		Providers: []provider.Factory{
 			{Name: "fake", New: func(provider.Settings) (provider.Provider, error) { return m.attestor, nil }},
 			{Name: "deviceless", New: func(provider.Settings) (provider.Provider, error) { return deviceless{}, nil }},
+			m.instance("ec2"), m.instance("ec2-role"), m.instance("gce"), m.instance("azure"),
 		},
 	}
 }

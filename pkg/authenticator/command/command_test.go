@@ -4,6 +4,7 @@ package command
 
 import (
 	"bytes"
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -49,6 +50,7 @@ func testProgram() Program {
 	return Program{
 		Name: "kubelet-authenticator-test", Version: "1.2.3", Commit: "abcdef0",
 		Providers:      []provider.Factory{insecure.Factory()},
+		Choose:         func(context.Context, provider.Settings) (string, string) { return insecure.Name, "there is no TPM" },
 		WorkerDeadline: 20 * time.Second,
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/outputformat"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
 // completeValues registers shell completion for the values of flags. It switches off the completion
@@ -32,6 +33,9 @@ func (i *invocation) flagValues(flag string) []string {
 		names := make([]string, 0, len(i.Providers))
 		for _, p := range i.Providers {
 			names = append(names, p.Name)
+		}
+		if i.Choose != nil {
+			names = append(names, provider.Auto)
 		}
 		return names
 	}

@@ -28,8 +28,8 @@ func completions(t *testing.T, p Program, args ...string) []string {
 
 func TestCompletion(t *testing.T) {
 	for line, want := range map[string][]string{
-		"--provider ":           {"insecure"},
-		"status --provider ":    {"insecure"},
+		"--provider ":           {"insecure", "auto"},
+		"status --provider ":    {"insecure", "auto"},
 		"--dry-run --output ":   {"json", "yaml"},
 		"status -o ":            {"text", "json", "yaml"},
 		"doctor --output=":      {"text", "json", "yaml"},

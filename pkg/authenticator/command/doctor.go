@@ -42,7 +42,7 @@ It exits with 31 if a check failed, and also on a machine without any configurat
 			if _, err := i.newAuthenticator(o.Config, o.ConfigErr, ""); err != nil {
 				o.ConfigErr = err
 			}
-			o.ConfigFile, o.Providers, o.UserAgent = i.file, i.Providers, i.userAgent()
+			o.ConfigFile, o.Providers, o.Choose, o.UserAgent = i.file, i.Providers, i.Choose, i.userAgent()
 			return i.printDoctor(doctor.Run(cmd.Context(), o), format)
 		},
 	}

@@ -4,6 +4,7 @@ package command
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -29,7 +30,7 @@ type Program struct {
 	// Name is the binary's name: kubelet-authenticator, or kubelet-authenticator-<provider> for
 	// that of an infrastructure provider.
 	Name string
-	// Providers are the attestation providers in the binary.
+	// Providers are the attestation providers in the binary, the strongest first.
 	Providers []provider.Factory
 	// Version and Commit are those of the build. The User-Agent and the version command show
 	// them.
@@ -41,6 +42,9 @@ type Program struct {
 	// DefaultProvider is used if the operator names none. If it is empty, the operator has to
 	// name one.
 	DefaultProvider string
+	// Choose names one of Providers for a machine that has not enrolled yet, and says why. If it is
+	// nil, "auto" is no provider.
+	Choose func(context.Context, provider.Settings) (name, why string)
 	// WorkerDeadline is the longest life of one worker. Default:
 	// authenticator.DefaultWorkerDeadline.
 	WorkerDeadline time.Duration
@@ -107,6 +111,7 @@ func bind(flags *pflag.FlagSet, c *authenticator.Config) {
 	flags.DurationVar(&c.RenewalWait.Duration, "renewal-wait", c.RenewalWait.Duration, "longest wait for a new certificate if the old one ends within 2s, is rejected, or is another cluster's")
 	flags.DurationVar(&c.CheckInterval.Duration, "check-interval", c.CheckInterval.Duration, "longest time between two checks for announced renewals, 10s to 24h; 0 switches them off")
 	flags.StringVar(&c.MetricsTextfile, "metrics-textfile", c.MetricsTextfile, "file for the metrics of workers, for node-exporter's textfile collector (default: none)")
+	flags.StringVar(&c.ClusterUID, "cluster-uid", c.ClusterUID, "UID of the cluster, which a cloud's evidence is then bound to; providers ec2, ec2-role, gce, azure (default: none)")
 	flags.StringVar(&c.TPMDevice, "tpm-device", c.TPMDevice, "TPM device, or Unix socket of a software TPM (default: as the provider finds it)")
 	flags.StringVar(&c.EKTemplate, "ek-template", c.EKTemplate, "template of the TPM's endorsement key to use, such as rsa-2048; auto leaves the choice to the provider")
 }
@@ -147,7 +152,7 @@ func (i *invocation) newAuthenticator(config authenticator.Config, loadErr error
 	}
 	exec.Source = i.askedBy
 	return authenticator.New(authenticator.Options{
-		Config: config, ConfigError: loadErr, Providers: i.Providers, Exec: exec,
+		Config: config, ConfigError: loadErr, Providers: i.Providers, Choose: i.Choose, Exec: exec,
 		Parent: authenticator.Caller(exec), UserAgent: i.userAgent(),
 		StartWorker:    func() (process.ID, error) { return i.startWorker(env...) },
 		WorkerDeadline: i.WorkerDeadline, Built: i.built(), OnStep: i.OnStep,

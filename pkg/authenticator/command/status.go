@@ -119,6 +119,7 @@ func describeOverview(o *nodestatus.Overview) []byte {
 		t.row("flags", "%s", o.ExecFlags)
 	}
 	t.row("node", "%s, provider %s, signer %s", cmp.Or(o.NodeName, "unknown"), cmp.Or(o.Provider, "unknown"), cmp.Or(o.SignerName, "unknown"))
+	t.row("  chosen", "%s", o.ProviderChosen)
 	t.certificate()
 	t.announcement()
 	if o.EK != nil {

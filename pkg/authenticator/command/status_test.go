@@ -117,6 +117,40 @@ func TestStatusAfterAWorker(t *testing.T) {
 	}
 }
 
+// A run with the provider "auto" has its worker choose, and status says what and why. Before that
+// nothing is chosen.
+func TestStatusOfAChosenProvider(t *testing.T) {
+	n := newNode(t)
+	flags := append(n.flags, "--provider=auto")
+	if _, overview := statusOf(t, n, flags...); overview.Provider != "auto" || overview.ProviderChosen != "" || overview.SignerName != "" {
+		t.Errorf("before the first worker: %+v", overview)
+	}
+	server := httptest.NewTLSServer(http.NotFoundHandler())
+	defer server.Close()
+	n.write(t, "bootstrap.conf", bootstrap(server.URL, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})))
+	if got := call(t, "", flags...); got.code == 0 {
+		t.Fatalf("the run: %+v", got)
+	}
+	lock, err := cache.At(n.certs).WaitLock(t.Context()) // the worker may still record its end
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Unlock()
+	if _, overview := statusOf(t, n, flags...); overview.Provider != "insecure" || overview.ProviderChosen != "there is no TPM" || !strings.HasSuffix(overview.SignerName, "-insecure") {
+		t.Errorf("after the worker: %+v", overview)
+	}
+	if rows := oneSpace(call(t, "", append(flags, "status")...).stdout); !strings.Contains(rows, "node: a, provider insecure, signer ") || !strings.Contains(rows, " chosen: there is no TPM\n") {
+		t.Errorf("status:\n%s", rows)
+	}
+	if _, overview := statusOf(t, n, n.flags...); overview.ProviderChosen != "" {
+		t.Errorf("with a provider that the operator named: %+v", overview)
+	}
+	log, err := os.ReadFile(cache.At(n.certs).File(cache.LogFile))
+	if err != nil || !strings.Contains(string(log), "there is no TPM") || !strings.Contains(string(log), "can become any node") {
+		t.Errorf("the worker's log has neither reason nor caution: %v: %s", err, log)
+	}
+}
+
 // kubeletConf writes a kubelet's kubeconfig whose user is command with args, and returns its path.
 func (n node) kubeletConf(t *testing.T, command string, args ...string) string {
 	t.Helper()

@@ -40,13 +40,15 @@ func (e *enrolment) conclude(decision csr.Decision) error {
 }
 
 // saveBeforeInstall records the state that must survive a crash after the installation. This is the
-// provider's remembered value, which the issuer has pinned, and the finished announced renewal.
+// provider with its remembered value, which the issuer has pinned, and the finished announced
+// renewal.
 func (e *enrolment) saveBeforeInstall() error {
 	state, pending := nodestate.ReadState(e.worker.enroller.Node.Dir()), e.pending
 	done := markRenewalDone(state, e.worker.replaced, pending.Requests[0].FiledAt)
-	if state.Remembered[pending.Provider] == pending.Remember && !done {
+	if state.Provider == pending.Provider && state.Remembered[pending.Provider] == pending.Remember && !done {
 		return nil
 	}
+	state.Provider = pending.Provider
 	if state.Remembered == nil {
 		state.Remembered = map[string]string{}
 	}

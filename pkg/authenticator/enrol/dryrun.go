@@ -52,6 +52,11 @@ type Report struct {
 func (e *Enroller) DryRun(ctx context.Context, waitTimeout time.Duration) *Report {
 	report := &Report{}
 	status := e.Node.Load()
+	if e.Node.Invalid == nil {
+		if decided, _, err := e.Decided(ctx); err == nil { // else try reports the error
+			e = decided
+		}
+	}
 	report.NodeName = status.NodeName
 	report.describe(e, status, waitTimeout)
 	failure := report.try(ctx, e, status)
@@ -63,6 +68,10 @@ func (e *Enroller) DryRun(ctx context.Context, waitTimeout time.Duration) *Repor
 func (r *Report) try(ctx context.Context, e *Enroller, status nodestate.Status) *reason.Failure {
 	if failure := e.cannotRequest(status); failure != nil {
 		return failure
+	}
+	e, _, err := e.Decided(ctx)
+	if err != nil {
+		return reason.AsFailure(err)
 	}
 	r.Provider = e.Provider.Name()
 	pending, key, err := e.requestBuilder().first(ctx, status.NodeName, cache.Origin{}, "", nodestate.ReadState(e.Node.Dir()).Remembered[e.Provider.Name()])

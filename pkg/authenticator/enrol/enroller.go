@@ -4,6 +4,7 @@
 // a process that the plugin starts. Read these files in order:
 //
 //	worker.go        Work: one worker, from the lock to its result
+//	choose.go        the provider, where the operator left the choice to the program
 //	announcement.go  check whether the cluster announced renewals
 //	enrolment.go     enrol: from a key to a decision on its requests
 //	request.go       the requests: key, PKCS#10, evidence
@@ -16,6 +17,7 @@
 package enrol
 
 import (
+	"context"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -34,6 +36,9 @@ type Enroller struct {
 	Node *nodestate.Node
 	// Provider is nil if the settings are invalid.
 	Provider provider.Provider
+	// Choose replaces Provider and SignerName before a request is made. It is nil if the provider
+	// is known: the operator named it, or the node has enrolled with it.
+	Choose func(context.Context) (Chosen, error)
 	// ProviderID is the machine's, as given, else empty.
 	ProviderID string
 	// SignerName is the signer to request from.

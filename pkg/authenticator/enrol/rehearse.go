@@ -42,6 +42,10 @@ func (e *Enroller) Rehearse(ctx context.Context, kubeconfig string, remark func(
 	if failure := e.cannotRequest(status); failure != nil {
 		return nil, failure
 	}
+	e, _, err := e.Decided(ctx)
+	if err != nil {
+		return nil, reason.AsFailure(err)
+	}
 	if _, challenges := e.Provider.(provider.Challenger); !challenges {
 		return nil, reason.Configuration.Failure("set --provider=tpm", fmt.Errorf("provider %s has no evidence that can be rehearsed", e.Provider.Name()))
 	}

@@ -86,6 +86,9 @@ func (w *worker) work(ctx context.Context) error {
 	if wanted, err := w.wanted(status); err != nil || !wanted {
 		return err
 	}
+	if err := w.chooseProvider(ctx); err != nil {
+		return err
+	}
 	to, _, err := status.Access()
 	if err != nil {
 		return w.explainNoAccess(status, err)

@@ -32,6 +32,9 @@ func (n Node) Overview() *Overview {
 	status := n.Load()
 	state := status.State
 	o.NodeName = status.NodeName
+	if choice := state.Choice; n.Auto && choice != nil && choice.Provider == o.Provider {
+		o.ProviderChosen = choice.Why
+	}
 	o.describeCertificate(n, status, now)
 	o.describeAnnouncement(n, status)
 	o.describeWorker(n, worker, status)

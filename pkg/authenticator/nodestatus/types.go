@@ -46,6 +46,9 @@ type Overview struct {
 	// Provider and SignerName are the settings, "" if they are invalid.
 	Provider   string `json:"provider,omitempty"`
 	SignerName string `json:"signerName,omitempty"`
+	// ProviderChosen says why the program chose Provider. It is empty if the operator named the
+	// provider, or nothing was chosen yet.
+	ProviderChosen string `json:"providerChosen,omitempty"`
 	// ExecFlags are the flags from the kubelet's kubeconfig. They are nil if its exec user is not
 	// this program, or if the command line has --config.
 	ExecFlags *ExecFlags `json:"execFlags,omitempty"`
@@ -213,6 +216,8 @@ type Node struct {
 	// Provider is nil if the settings are invalid. SignerName is the signer to request from.
 	Provider   provider.Provider
 	SignerName string
+	// Auto is set if the operator left the choice of the provider to the program.
+	Auto bool
 }
 
 // inSeconds returns a time in the format of an Overview.
