@@ -101,7 +101,7 @@ HOST_UNIT := TestHostOfAnotherName TestForeignCertificateNamesNoNode
 # Without a real kubelet and kubeadm, which need root, it is not shown that a node joins. The same
 # holds for limits on memory and for power cuts.
 ROOT := $(filter 0,$(shell id -u))
-NODE_E2E := TestNodeBecomesReady TestRotatedKubelet TestStolenKeyOfKubelet TestStolenKeyReadsNothing TestNodeOutlivesItsAuthorizer TestOpenWatchesEndWithTheirConnections $(addprefix TestKubeadm/,package sysext baked-image drop-in drop-in/first-boot drop-in/restart not-in-inventory denied bootstrap-by-exec \
+NODE_E2E := TestNodeBecomesReady TestRotatedKubelet TestStolenKeyOfKubelet TestStolenKeyReadsNothing TestInstanceBecomesReady TestNodeOutlivesItsAuthorizer TestOpenWatchesEndWithTheirConnections $(addprefix TestKubeadm/,package sysext baked-image drop-in drop-in/first-boot drop-in/restart not-in-inventory denied bootstrap-by-exec \
 	bootstrapped-around rotated-around) $(addprefix TestKubeadmWithoutController/,join reboot) \
 	$(addprefix TestIPv6/,ipv6 dual-stack) TestNoWayOut TestMemoryLimit TestHostileNeighbours TestPowerIsCutBeforeEachCall TestPowerIsCutInPrepare TestPowerIsCutInReset TestMachineDeployment TestReproducible TestRunsAlone TestRunsInACluster TestQuickstart TestAdopting TestInstallAndPurge $(addprefix TestKubeadmWithoutPolicy/,stock package drop-in-not-enabled bootstrapped-around rotated-around)
 

@@ -54,7 +54,7 @@ func compare(ctx context.Context, b *bench) error {
 			if err := deleteRequests(ctx, cp); err != nil {
 				return err
 			}
-			err = b.withOurs(ctx, cp, []crowdSize{{fmt.Sprintf("ours-%d", round), count, realTPMs}}, func(crowds []*crowd) error {
+			err = b.withOurs(ctx, cp, []crowdSize{{prefix: fmt.Sprintf("ours-%d", round), count: count, real: realTPMs}}, func(crowds []*crowd) error {
 				one, err := b.measure(ctx, cp, name+", node-attestation-controller", count, ourUser, ourProcess, func() (time.Duration, error) {
 					times, err := crowds[0].attest(ctx)
 					return spanned(times), err

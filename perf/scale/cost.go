@@ -7,13 +7,14 @@ import (
 	"errors"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/fleet"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
 const (
 	// costReal and costModels are how many machines have swtpm, and the model: the kernel counts
-	// processor time in hundredths of a second.
+	// processor time in hundredths of a second. Of each cloud there are as many as with the model.
 	costReal, costModels = 24, 150
 	// restFor is how long the controller is looked at with nothing to do.
 	restFor = 5 * time.Second
@@ -40,15 +41,31 @@ type costs struct {
 	process string
 }
 
-// cost measures what the controller, the API server and etcd do for an enrolment and for a renewal,
-// and beside that kube-controller-manager.
+// cost measures what the controller, the API server and etcd do for an enrolment and for a renewal
+// with a TPM and in clouds, and beside that kube-controller-manager.
 func cost(ctx context.Context, b *bench) error {
 	return b.withControlPlane(ctx, testbed.Options{AuditPolicy: []byte(callPolicy)}, func(cp *testbed.ControlPlane) error {
 		if err := cp.BindKubeadmBootstrap(ctx); err != nil {
 			return err
 		}
+		dir, err := b.folder("clouds")
+		if err != nil {
+			return err
+		}
+		gce, err := newGCE(dir)
+		if err != nil {
+			return err
+		}
+		ec2, err := newEC2(dir)
+		if err != nil {
+			return err
+		}
+		sizes := []crowdSize{
+			{prefix: "swtpm", count: b.sized(costReal), real: costReal}, {prefix: "model", count: b.sized(costModels)},
+			{prefix: "gce", count: b.sized(costModels), cloud: gce}, {prefix: "ec2", count: b.sized(costModels), cloud: ec2},
+		}
 		var all []*costs
-		err := b.withOurs(ctx, cp, []crowdSize{{"real", b.sized(costReal), costReal}, {"model", b.sized(costModels), 0}}, func(crowds []*crowd) error {
+		err = b.withOurs(ctx, cp, sizes, func(crowds []*crowd) error {
 			if err := b.reportIdle(ctx, cp); err != nil {
 				return err
 			}
@@ -59,8 +76,7 @@ func cost(ctx context.Context, b *bench) error {
 					}
 				}
 				for i, c := range crowds {
-					kind := []string{"swtpm", "model"}[i]
-					one, err := b.measure(ctx, cp, what+", "+kind, len(c.machines), ourUser, ourProcess, func() (time.Duration, error) {
+					one, err := b.measure(ctx, cp, what+", "+sizes[i].prefix, len(c.machines), ourUser, ourProcess, func() (time.Duration, error) {
 						times, err := c.attest(ctx)
 						return spanned(times), err
 					})
@@ -100,10 +116,11 @@ func cost(ctx context.Context, b *bench) error {
 	})
 }
 
-// crowdSize is a crowd to make: of its machines the first few have swtpm.
+// crowdSize is a crowd to make: of its machines the first few have swtpm, or all are a cloud's.
 type crowdSize struct {
 	prefix      string
 	count, real int
+	cloud       *cloud
 }
 
 // withOurs has a function use crowds that one replica of the controller knows, which has nothing to
@@ -112,7 +129,16 @@ func (b *bench) withOurs(ctx context.Context, cp *testbed.ControlPlane, sizes []
 	var crowds []*crowd
 	var machines []*fleet.Machine
 	for _, s := range sizes {
-		c, err := b.joiningCrowd(ctx, cp, s.prefix, s.count, s.real)
+		cluster, err := joining(ctx, cp)
+		if err != nil {
+			return err
+		}
+		var c *crowd
+		if s.cloud != nil {
+			c, err = s.cloud.newCrowd(s.prefix, s.count, cluster)
+		} else {
+			c, err = b.newCrowd(s.prefix, s.count, s.real, cluster)
+		}
 		if err != nil {
 			return err
 		}
@@ -124,7 +150,14 @@ func (b *bench) withOurs(ctx context.Context, cp *testbed.ControlPlane, sizes []
 	if err != nil {
 		return err
 	}
-	one, stop, err := b.replicas(ctx, cp, 1, inventory)
+	one, stop, err := b.replicas(ctx, cp, 1, func(c *config.Config) {
+		inventory(c)
+		for _, s := range sizes {
+			if s.cloud != nil {
+				s.cloud.configure(c)
+			}
+		}
+	})
 	if err != nil {
 		return err
 	}

@@ -42,7 +42,11 @@ func enrol(ctx context.Context, b *bench) error {
 		if err := cp.BindKubeadmBootstrap(ctx); err != nil {
 			return err
 		}
-		c, err := b.joiningCrowd(ctx, cp, "enrol", b.sized(enrolled), realTPMs)
+		cluster, err := joining(ctx, cp)
+		if err != nil {
+			return err
+		}
+		c, err := b.newCrowd("enrol", b.sized(enrolled), realTPMs, cluster)
 		if err != nil {
 			return err
 		}
@@ -80,13 +84,11 @@ func enrol(ctx context.Context, b *bench) error {
 	})
 }
 
-// joiningCrowd makes machines that have one bootstrap token, all of them, as with kubeadm.
-func (b *bench) joiningCrowd(ctx context.Context, cp *testbed.ControlPlane, prefix string, count, real int) (*crowd, error) {
+// joining returns the cluster for a crowd of machines that have one bootstrap token, all of them,
+// as with kubeadm.
+func joining(ctx context.Context, cp *testbed.ControlPlane) (fleet.Cluster, error) {
 	token, err := cp.CreateBootstrapToken(ctx, time.Hour)
-	if err != nil {
-		return nil, err
-	}
-	return b.newCrowd(prefix, count, real, fleet.Cluster{URL: cp.ServerURL(), CA: cp.ServerCA(), Token: token, Issuer: cp.ClientCA().Certificate()})
+	return fleet.Cluster{URL: cp.ServerURL(), CA: cp.ServerCA(), Token: token, Issuer: cp.ClientCA().Certificate()}, err
 }
 
 // inventory writes a file with the machines, and has a controller use it: a ConfigMap holds a

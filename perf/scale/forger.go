@@ -46,7 +46,7 @@ func (s *site) newForger(ctx context.Context) (*forger, error) {
 	if f.pkcs10, err = csr.PKCS10(csr.Identity{NodeName: victim.Name, ProviderID: victim.ProviderID()}, f.key); err != nil {
 		return nil, err
 	}
-	document, _, err := own.Provider.Hello(ctx, provider.Request{
+	document, _, err := own.Provider.(provider.Challenger).Hello(ctx, provider.Request{
 		Name: csr.NewName(), SignerName: tpm.SignerName, Version: attestation.VersionTPM, NodeName: victim.Name, ProviderID: victim.ProviderID(), PKCS10: f.pkcs10,
 	})
 	if err != nil {

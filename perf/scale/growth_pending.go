@@ -96,7 +96,7 @@ func helloOf(ctx context.Context, m *fleet.Machine) (*certificatesv1.Certificate
 	if err != nil {
 		return nil, err
 	}
-	document, _, err := m.Provider.Hello(ctx, provider.Request{
+	document, _, err := m.Provider.(provider.Challenger).Hello(ctx, provider.Request{
 		Name: csr.NewName(), SignerName: tpm.SignerName, Version: attestation.VersionTPM, NodeName: m.Name, ProviderID: m.ProviderID(), PKCS10: pkcs10,
 	})
 	if err != nil {

@@ -15,7 +15,6 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
 )
 
 // Times say when a machine was how far. What it did not reach is zero.
@@ -72,7 +71,7 @@ type attempt struct {
 // reach notes that something has happened by now.
 func (a *attempt) reach(at *time.Duration) { *at = time.Since(a.times.Began) }
 
-// try files one hello and one proof, with a new key.
+// try files one hello if the provider needs a challenge, and one proof, with a new key.
 func (a *attempt) try(ctx context.Context) error {
 	a.times = Times{Began: a.times.Began, Hellos: a.times.Hellos}
 	key, keyPEM, err := csr.NewKey()
@@ -83,8 +82,10 @@ func (a *attempt) try(ctx context.Context) error {
 	if a.ask, err = a.m.ask(key); err != nil {
 		return err
 	}
-	if err := a.greet(ctx); err != nil {
-		return fmt.Errorf("hello %s: %w", a.times.Hello, err)
+	if challenger, ok := a.m.Provider.(provider.Challenger); ok {
+		if err := a.greet(ctx, challenger); err != nil {
+			return fmt.Errorf("hello %s: %w", a.times.Hello, err)
+		}
 	}
 	certificate, err := a.prove(ctx)
 	if err != nil {
@@ -96,7 +97,7 @@ func (a *attempt) try(ctx context.Context) error {
 
 // ask is what the provider is asked for a key.
 func (m *Machine) ask(key crypto.Signer) (ask provider.Request, err error) {
-	ask = provider.Request{SignerName: tpm.SignerName, Version: attestation.VersionTPM, NodeName: m.Name, ProviderID: m.ProviderID()}
+	ask = provider.Request{SignerName: m.Provider.SignerName(), Version: attestation.VersionTPM, NodeName: m.Name, ProviderID: m.ProviderID()}
 	for _, usage := range csr.Usages(key.Public()) {
 		ask.Usages = append(ask.Usages, string(usage))
 	}
@@ -105,10 +106,10 @@ func (m *Machine) ask(key crypto.Signer) (ask provider.Request, err error) {
 }
 
 // greet files a hello, and waits for its challenge.
-func (a *attempt) greet(ctx context.Context) error {
+func (a *attempt) greet(ctx context.Context, challenger provider.Challenger) error {
 	a.ask.Name = csr.NewName()
 	a.times.Hello = a.ask.Name
-	document, _, err := a.m.Provider.Hello(ctx, a.ask)
+	document, _, err := challenger.Hello(ctx, a.ask)
 	if err != nil {
 		return err
 	}
@@ -140,7 +141,7 @@ func (a *attempt) prove(ctx context.Context) (certificate []byte, err error) {
 	if err != nil {
 		return nil, err
 	}
-	proof, err := a.file(ctx, tpm.SignerName, document)
+	proof, err := a.file(ctx, a.ask.SignerName, document)
 	if err != nil {
 		return nil, err
 	}
@@ -161,7 +162,7 @@ func (a *attempt) prove(ctx context.Context) (certificate []byte, err error) {
 
 // file files the document as the request of that name.
 func (a *attempt) file(ctx context.Context, signer string, document []byte) (*certificatesv1.CertificateSigningRequest, error) {
-	content, err := attestation.Request{PKCS10: a.ask.PKCS10, Provider: tpm.Name, Data: document}.Marshal()
+	content, err := attestation.Request{PKCS10: a.ask.PKCS10, Provider: a.m.Provider.Name(), Data: document}.Marshal()
 	if err != nil {
 		return nil, err
 	}

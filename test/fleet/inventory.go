@@ -5,13 +5,11 @@ package fleet
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 
 	"sigs.k8s.io/yaml"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
 )
 
 // Inventory is what an operator makes of the machines' own words: a document for each, in order.
@@ -30,15 +28,16 @@ func Inventory(ctx context.Context, machines ...*Machine) ([]byte, error) {
 	return append([]byte(separator), bytes.Join(documents, []byte(separator))...), nil
 }
 
-// document is the machine's entry in an inventory, as identify prints it.
+// document is the machine's entry in an inventory: as identify prints it, or with the provider ID
+// that a cloud vouches for.
 func (m *Machine) document(ctx context.Context) ([]byte, error) {
 	inspector, ok := m.Provider.(provider.Inspector)
 	if !ok {
-		return nil, errors.New("its provider does not say what it is")
+		return yaml.Marshal(map[string]any{"nodeName": m.Name, "providerID": m.ProviderID()})
 	}
 	device, err := inspector.Identify(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return yaml.Marshal(map[string]any{"nodeName": m.Name, "providerID": m.ProviderID(), "provider": tpm.Name, "device": device})
+	return yaml.Marshal(map[string]any{"nodeName": m.Name, "providerID": m.ProviderID(), "provider": m.Provider.Name(), "device": device})
 }

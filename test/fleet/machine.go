@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fleet makes machines that enrol without a plugin process. Each has a TPM and a connection
-// of its own. It files the same requests as the plugin's worker, and waits for the same answers.
+// Package fleet makes machines that enrol without a plugin process. Each has a connection of its
+// own, and a TPM unless a cloud vouches for it. It files the same requests as the plugin's worker,
+// and waits for the same answers.
 //
 //	m, err := fleet.NewSwtpm("node-a", dir, ca)
 //	defer m.Stop()
@@ -27,7 +28,7 @@ type Chip interface {
 	Stop()
 }
 
-// Machine is a computer with a TPM of its own. Its methods are for one goroutine at a time.
+// Machine is a computer. Its methods are for one goroutine at a time.
 type Machine struct {
 	// Name is its Node's.
 	Name string
@@ -35,10 +36,10 @@ type Machine struct {
 	ID string
 	// Dir is where its files are, such as the TPM's lock.
 	Dir string
-	// Chip is its TPM.
+	// Chip is its TPM; nil if it has none.
 	Chip Chip
-	// Provider is what speaks to the TPM.
-	Provider provider.Challenger
+	// Provider makes its evidence: a provider.Challenger if it has a TPM.
+	Provider provider.Provider
 	// Certificate and Key are the latest that it got, in PEM; empty before.
 	Certificate, Key []byte
 }
@@ -49,7 +50,7 @@ func New(name, dir string, chip Chip) (*Machine, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Machine{Name: name, Dir: dir, Chip: chip, Provider: made.(provider.Challenger)}, nil
+	return &Machine{Name: name, Dir: dir, Chip: chip, Provider: made}, nil
 }
 
 // NewSwtpm returns a machine with a process of swtpm whose EK, an ecc-p256, has a certificate of
@@ -91,7 +92,11 @@ func (m *Machine) ProviderID() string {
 }
 
 // Stop switches the TPM off.
-func (m *Machine) Stop() { m.Chip.Stop() }
+func (m *Machine) Stop() {
+	if m.Chip != nil {
+		m.Chip.Stop()
+	}
+}
 
 // Make calls a function for 0 to count-1, a few at a time, and returns what it made, in order.
 // After an error nothing that was made is left.

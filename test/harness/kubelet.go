@@ -3,6 +3,7 @@
 package harness
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -37,6 +38,10 @@ type KubeletNodeOptions struct {
 	CheckInterval time.Duration
 	// Admit adds entries to the cluster's inventory.
 	Admit func(t *testing.T, entries []byte)
+	// Provider is the plugin's. Default: tpm.
+	Provider string
+	// Entry is the machine's in the inventory. Default: what identify prints.
+	Entry []byte
 }
 
 // StartKubeletNode starts a kubelet on a machine, and returns when the node is ready. The machine
@@ -46,9 +51,12 @@ func StartKubeletNode(t *testing.T, m *Machine, options KubeletNodeOptions) *Kub
 	n := &KubeletNode{Machine: m, cluster: options.Cluster}
 	api := n.cluster.Client()
 	file := filepath.Join(n.Dir, "config.yaml")
-	WriteFile(t, file, fmt.Appendf(nil, "apiVersion: authenticator.cluster.x-k8s.io/v1alpha1\nkind: KubeletAuthenticatorConfiguration\nprovider: tpm\ncheckInterval: %s\n", options.CheckInterval))
+	WriteFile(t, file, fmt.Appendf(nil, "apiVersion: authenticator.cluster.x-k8s.io/v1alpha1\nkind: KubeletAuthenticatorConfiguration\nprovider: %s\ncheckInterval: %s\n", cmp.Or(options.Provider, "tpm"), options.CheckInterval))
 	n.Args = []string{"--config=" + file}
-	options.Admit(t, Inventory(t, n.Machine))
+	if options.Entry == nil {
+		options.Entry = Inventory(t, n.Machine)
+	}
+	options.Admit(t, options.Entry)
 	token, err := n.cluster.CreateBootstrapToken(t.Context(), 10*time.Minute)
 	Must(t, err)
 	Must(t, n.cluster.WriteKubeconfig(n.Bootstrap, testbed.TokenUser(token)))

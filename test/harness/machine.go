@@ -29,12 +29,14 @@ import (
 // Machine is a computer with a software TPM, on which the plugin runs.
 type Machine struct {
 	// Name is the name of its Node.
-	Name       string
+	Name string
+	// ProviderID is given to the plugin. If it is empty, the plugin looks for it.
 	ProviderID string
 	// Dir has all of its files, including the TPM's lock.
 	Dir  string
 	Chip *swtpm.TPM
-	// Device is the TPM's path for the plugin: the chip, unless a test puts a proxy before it.
+	// Device is the TPM's path for the plugin: the chip, unless a test puts a proxy before it. It
+	// is empty if the machine has no TPM.
 	Device string
 	// Plugin is the program that it runs.
 	Plugin string
@@ -66,9 +68,12 @@ func (m *Machine) Certs() cache.Dir { return cache.At(filepath.Join(m.Dir, "cert
 
 // Flags returns the flags that the kubelet's kubeconfig passes to the plugin.
 func (m *Machine) Flags() []string {
-	flags := []string{
-		"--node-name=" + m.Name, "--provider-id=" + m.ProviderID, "--tpm-device=" + m.Device, "--cert-dir=" + m.Certs().Path(),
-		"--runtime-dir=" + m.Dir, "--bootstrap-kubeconfig=" + m.Bootstrap,
+	flags := []string{"--node-name=" + m.Name, "--cert-dir=" + m.Certs().Path(), "--runtime-dir=" + m.Dir, "--bootstrap-kubeconfig=" + m.Bootstrap}
+	if m.ProviderID != "" {
+		flags = append(flags, "--provider-id="+m.ProviderID)
+	}
+	if m.Device != "" {
+		flags = append(flags, "--tpm-device="+m.Device)
 	}
 	if m.Signer != "" {
 		flags = append(flags, "--signer-name="+m.Signer)

@@ -58,7 +58,7 @@ var forgeries = []forgery{
 		if seen == nil {
 			return errUnseen
 		}
-		return c.pose(ctx, victim, &quoter{Challenger: victim.Provider, victim: victim, seen: seen}, nil, nil)
+		return c.pose(ctx, victim, &quoter{Challenger: victim.Provider.(provider.Challenger), victim: victim, seen: seen}, nil, nil)
 	}},
 	{"a proof that was seen, with the bootstrap token", func(ctx context.Context, c *campaign, _ *machine, n int) error {
 		return c.replay(ctx, n, nil, nil)
@@ -138,7 +138,7 @@ func outcome(err error) string {
 }
 
 // pose has somebody with another TPM attest as the victim.
-func (c *campaign) pose(ctx context.Context, victim *machine, with provider.Challenger, certificate, key []byte) error {
+func (c *campaign) pose(ctx context.Context, victim *machine, with provider.Provider, certificate, key []byte) error {
 	posing := &fleet.Machine{Name: victim.Name, ID: victim.ProviderID(), Provider: with, Certificate: bytes.Clone(certificate), Key: key}
 	cluster := c.cluster
 	cluster.Wrap = c.oracle.wrap(filing{by: impostor, name: victim.Name})

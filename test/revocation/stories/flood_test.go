@@ -86,7 +86,7 @@ func TestNodeComesBackThroughAFlood(t *testing.T) {
 // hello returns what a machine says in a hello.
 func hello(t *testing.T, m *fleet.Machine) attestation.Hello {
 	t.Helper()
-	document, _, err := m.Provider.Hello(t.Context(), provider.Request{SignerName: tpm.SignerName, Version: attestation.VersionTPM})
+	document, _, err := m.Provider.(provider.Challenger).Hello(t.Context(), provider.Request{SignerName: tpm.SignerName, Version: attestation.VersionTPM})
 	harness.Must(t, err)
 	parsed, err := attestation.ParseHello(document)
 	harness.Must(t, err)
