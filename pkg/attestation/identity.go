@@ -39,8 +39,8 @@ const (
 // instance for one request.
 type Identity struct {
 	Version Version `json:"version"`
-	// ClusterUID is the cluster that the statement is for, as the node was told. It is empty if the
-	// node was not told one.
+	// ClusterUID is the cluster that the statement is for: the node's clusterUID setting, empty if
+	// unset.
 	ClusterUID string `json:"clusterUID"`
 	// Statement is the platform's, in the platform's own encoding.
 	Statement []byte `json:"statement"`

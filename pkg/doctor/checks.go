@@ -28,7 +28,7 @@ func Checks() []Check {
 			"put the fingerprint that `identify` prints into the inventory", checkEKCertificate},
 		{"ek-template", "whether ekTemplate still selects the endorsement key that the node enrolled with", "another template is set: the next request has another key than the machine's record (warning)",
 			"replace the old key with the new one in the source of endorsement keys, or restore ekTemplate", checkEKTemplate},
-		{"metadata-service", "whether the cloud's metadata service answers this node, for a provider whose evidence comes from it", "no answer; EC2 answers without a token, so that every pod reaches it (warning). The message has the command that shows whether pods reach it, which the node cannot see",
+		{"metadata-service", "whether the cloud's metadata service answers this node, for a provider whose evidence comes from it", "no answer; EC2 answers without a token, so the hop limit keeps no pod away (warning). The message has the command that shows whether pods reach it, which the node cannot see",
 			"let the node reach 169.254.169.254, and no pod: see clouds.md", checkMetadataService},
 		{"certificate-directory", "owner and mode of the certificate directory, its files and its parent folders", "others may write into it or read a key; links and special files; files set aside (warning)",
 			"`chown root`, `chmod 0700`, files 0600", checkDirectory},

@@ -53,7 +53,7 @@ func checkMetadataService(_ context.Context, e *examination) checkup.Result {
 		// The hop limit is that of the token's answer. It stops no request that needs no token.
 		if _, err := e.Metadata.Call(e.ctx, http.MethodGet, "/latest/meta-data/", nil, nil); err == nil {
 			return warning("require tokens: aws ec2 modify-instance-metadata-options --http-tokens required --http-put-response-hop-limit 1 --instance-id ...",
-				"it answers requests without a token (IMDSv1), so every pod can make this node's evidence, whatever the hop limit")
+				"it answers without a token (IMDSv1), so the hop limit keeps no pod away")
 		}
 	}
 	return ok("it answers: provider ID %s. The node cannot see whether pods reach it, and they must not. This has to time out: %s", id, probe)

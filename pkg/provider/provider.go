@@ -134,6 +134,15 @@ type Request struct {
 	Challenge *Challenge
 }
 
+// Binding returns what the attestation.Identity of this request is bound to. version is the
+// Identity's. clusterUID is the node's clusterUID setting, empty if unset.
+func (r Request) Binding(version attestation.Version, clusterUID string) attestation.Binding {
+	return attestation.Binding{
+		Version: version, ClusterUID: clusterUID, SignerName: r.SignerName, Name: r.Name,
+		PKCS10: r.PKCS10, Usages: r.Usages, ExpirationSeconds: r.ExpirationSeconds,
+	}
+}
+
 // Challenge is a hello and its answer.
 type Challenge struct {
 	// HelloName, HelloUID and HelloRequest are the hello's name, UID and spec.request. The node

@@ -175,3 +175,34 @@ func TestInstanceMovesToTPM(t *testing.T) {
 		t.Errorf("%s", d.Outcome)
 	}
 }
+
+// While a source that may name a TPM's key for the machine is unavailable, a cloud's evidence gets
+// no machine. An instance in its own record goes on.
+func TestInstanceWaitsForSources(t *testing.T) {
+	t.Parallel()
+	for class, want := range map[Class]Outcome{First: Wait, Renewal: Approve} {
+		w := goodInstance(class)
+		w.machine().UnavailableSources = []EKSource{EKInventory}
+		if d := w.judge(t); d.Outcome != want {
+			t.Errorf("%s: %s, %v", class, d.Outcome, d.Refusals)
+		}
+	}
+	w := goodInstance(First)
+	w.machine().UnavailableSources = []EKSource{EKPlatform} // not one of the policy
+	if d := w.judge(t); d.Outcome != Approve {
+		t.Errorf("another source: %s, %v", d.Outcome, d.Refusals)
+	}
+}
+
+// Two machines have the provider ID of an instance, so the evidence names none. A new instance
+// waits, and one in its own record goes on.
+func TestInstanceOfTwoMachines(t *testing.T) {
+	t.Parallel()
+	for class, want := range map[Class]Outcome{First: Wait, Again: Approve, Renewal: Approve} {
+		w := goodInstance(class)
+		w.in.Machines[0].ProviderID, w.in.Evidence.Machine = w.machine().ProviderID, ""
+		if d := w.judge(t); d.Outcome != want {
+			t.Errorf("%s: %s, %v", class, d.Outcome, d.Refusals)
+		}
+	}
+}

@@ -181,7 +181,10 @@ func (r *Rules) checkRecords(in Input, q request, s subject) (f findings) {
 		if sameMachine || sameEK {
 			f.add(checkRecordedProviderID(q.cert.providerID, s.machine, record))
 		}
-		if rank := r.rank(record.Provider); rank < 0 || r.rank(q.content.Provider) > rank {
+		switch rank := r.rank(record.Provider); {
+		case rank < 0:
+			bound("its provider is not configured")
+		case r.rank(q.content.Provider) > rank:
 			bound("the machine is held to a stronger provider")
 		}
 		if q.kind.insecure && (!sameMachine || !record.isOnlyProof(q.object)) {

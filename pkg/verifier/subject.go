@@ -65,8 +65,8 @@ func (r *Rules) selectMachine(in Input, q request, class Class, id identity) (su
 		if q.kind.insecure && slices.ContainsFunc(s.machine.EKs, r.trustsSource) {
 			f.deny(ReasonIdentityBound, "machine: it has an endorsement key, and can show it")
 		}
-		if id.machine != "" && id.ek != "" && !r.isRecorded(in.Records, s.machine, id.ek) && r.isNamedOtherwise(s.machine, id.ek) {
-			f.deny(ReasonIdentityBound, "machine: a source names another endorsement key or instance for it")
+		if id.machine != "" && id.ek != "" && !r.isRecorded(in.Records, s.machine, id.ek) {
+			f.add(r.checkNaming(s.machine, id.ek))
 		}
 		return s, f
 	}
@@ -114,10 +114,18 @@ func (r *Rules) selects(in Input, q request, id identity, m *Machine) bool {
 	return false // the record decides
 }
 
-// isNamedOtherwise reports whether sources name endorsement keys or instances for a machine, and
-// not this one.
-func (r *Rules) isNamedOtherwise(m *Machine, ek string) bool {
-	return slices.ContainsFunc(m.EKs, r.trustsSource) && !r.NamesEK(m, ek)
+// checkNaming applies M1 to an instance that its provider ID selected: sources may name something
+// stronger for the machine. While a source is unavailable, it may.
+func (r *Rules) checkNaming(m *Machine, ek string) (f findings) {
+	ofPolicy := func(s EKSource) bool { return slices.Contains(r.policy.EKSources, s) }
+	switch {
+	case r.NamesEK(m, ek):
+	case slices.ContainsFunc(m.EKs, r.trustsSource):
+		f.deny(ReasonIdentityBound, "machine: a source names another endorsement key or instance for it")
+	case slices.ContainsFunc(m.UnavailableSources, ofPolicy):
+		f.wait(ReasonMachineNotFound, "machine: a source that may name its endorsement key is unavailable")
+	}
+	return f
 }
 
 // isRecorded reports whether the machine's record has this key, and no other was accepted in its

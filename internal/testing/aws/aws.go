@@ -149,8 +149,8 @@ func (a *AWS) SetClock(ahead time.Duration) { a.mu.Lock(); defer a.mu.Unlock(); 
 // Calls returns how often STS was asked.
 func (a *AWS) Calls() int { a.mu.Lock(); defer a.mu.Unlock(); return a.calls }
 
-// AssumeRole returns credentials of an ordinary role. Whoever may assume it chooses the session
-// name.
+// AssumeRole returns credentials of an ordinary role. A principal that may assume it chooses the
+// session name.
 func (a *AWS) AssumeRole(partition, account, role, session string) Credentials {
 	return a.issue(caller{
 		arn:    "arn:" + partition + ":sts::" + account + ":assumed-role/" + role + "/" + session,

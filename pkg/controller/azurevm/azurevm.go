@@ -18,11 +18,11 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
-	"regexp"
 	"strings"
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/bounded"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation/cloudname"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/azure"
 )
 
@@ -73,17 +73,15 @@ type Client struct {
 	timeout                        time.Duration
 }
 
-var guidForm = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
-
 // New checks the configuration. It opens nothing.
 func New(c Config) (*Client, error) {
 	hosts, known := endpointsOf[c.Cloud]
 	switch {
 	case !known:
 		return nil, fmt.Errorf("cloud %.64q: not one of Azure's", c.Cloud)
-	case !guidForm.MatchString(c.TenantID):
+	case !cloudname.IsGUID(c.TenantID):
 		return nil, fmt.Errorf("tenant ID %.64q: not a GUID in lower case", c.TenantID)
-	case !guidForm.MatchString(c.ClientID):
+	case !cloudname.IsGUID(c.ClientID):
 		return nil, fmt.Errorf("client ID %.64q: not a GUID in lower case", c.ClientID)
 	case c.TokenFile == "":
 		return nil, errors.New("token file: must not be empty")
@@ -136,7 +134,7 @@ func (t Token) String() string {
 func (t Token) GoString() string { return t.String() }
 
 // StatusError is the error for an answer with another status than 200. The text of the answer is
-// left out: it is long, and the server's word.
+// left out: it is long, and the server chose it.
 type StatusError struct {
 	// Service is "token end point" or "Azure Resource Manager".
 	Service string
@@ -211,7 +209,7 @@ func (c *Client) VMID(ctx context.Context, token Token, resource azure.ResourceI
 	if id, err := azure.ParseResourceID(vm.ID); err != nil || id != resource {
 		return "", fmt.Errorf("%s: the answer is of another resource than %s", service, resource)
 	}
-	if !guidForm.MatchString(vm.Properties.VMID) {
+	if !cloudname.IsGUID(vm.Properties.VMID) {
 		return "", fmt.Errorf("%s: %s has no vmId", service, resource)
 	}
 	return vm.Properties.VMID, nil

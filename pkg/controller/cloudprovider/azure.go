@@ -70,12 +70,11 @@ func Azure(v *azure.Verifier, ids *VMIDs) Judge {
 		if err != nil || resource.Subscription != verified.Instance.Account {
 			return verified, nil //nolint:nilerr // no machine has the provider ID of this instance
 		}
+		// Without an answer the document alone counts: a record that pins the VM suffices for a
+		// renewal. A new machine waits.
 		vmID, err := ids.of(ctx, resource)
-		if _, none := errors.AsType[*azurevm.NotFoundError](err); none {
-			return verified, nil
-		}
 		if err != nil {
-			return nil, err
+			return verified, nil //nolint:nilerr // the cache counts it
 		}
 		if vmID != verified.Instance.ID {
 			ids.ids.Expire(resource.String(), minVMIDAge)

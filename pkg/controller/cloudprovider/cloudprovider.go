@@ -32,8 +32,8 @@ type Provider struct {
 // machine has it, else "". It is only a hint: it says nothing about who filed the request.
 type Judge func(ctx context.Context, request verifier.Filed, providerID string) (*cloud.Verified, error)
 
-// Offline returns the Judge of a verifier that needs no service and no machine.
-func Offline(verify func(verifier.Filed) (*cloud.Verified, error)) Judge {
+// WithoutService returns the Judge of a verifier that needs no service and no machine.
+func WithoutService(verify func(verifier.Filed) (*cloud.Verified, error)) Judge {
 	return func(_ context.Context, request verifier.Filed, _ string) (*cloud.Verified, error) {
 		return verify(request)
 	}
@@ -58,7 +58,7 @@ func (p Provider) Verify(ctx context.Context, q evidence.Question) verifier.Evid
 	instance := verified.Instance
 	found.EK, found.Instance = instance.Fingerprint(), &instance
 	found.PCRBank, found.PCRs = verified.PCRBank, verified.PCRs
-	found.Machine, found.Err = p.machineOf(verified, found.EK, machines)
+	found.Machine = p.machineOf(verified, found.EK, machines)
 	return found
 }
 
@@ -73,13 +73,14 @@ func (p Provider) claimed(q evidence.Question, machines []verifier.Machine) stri
 
 // machineOf returns the name of the one machine that has the instance's provider ID. It returns ""
 // if there is none, or if a source names the instance by its fingerprint: then the rules find the
-// machine.
-func (p Provider) machineOf(verified *cloud.Verified, fingerprint string, machines []verifier.Machine) (string, error) {
+// machine. It returns "" for two machines, too: a new one has to wait, and one with a record goes
+// on.
+func (p Provider) machineOf(verified *cloud.Verified, fingerprint string, machines []verifier.Machine) string {
 	name, count := "", 0
 	for i := range machines {
 		m := &machines[i]
 		if p.Rules.NamesEK(m, fingerprint) {
-			return "", nil
+			return ""
 		}
 		if m.ProviderID != "" && verified.HasProviderID(m.ProviderID) {
 			name = m.Ref.Name
@@ -87,7 +88,7 @@ func (p Provider) machineOf(verified *cloud.Verified, fingerprint string, machin
 		}
 	}
 	if count > 1 {
-		return "", verifier.Refusals{{Reason: verifier.ReasonAmbiguousMachine, Message: fmt.Sprintf("%d machines have the instance's provider ID", count)}}
+		return ""
 	}
-	return name, nil
+	return name
 }

@@ -63,14 +63,14 @@ func TestMachine(t *testing.T) {
 		"none":                           {source: machineList{}},
 		"by provider ID":                 {source: machineList{machines: []verifier.Machine{machineOf("a", ""), machineOf("b", "acme://1"), machineOf("c", "acme://2")}}, want: "b"},
 		"by nobody's":                    {source: machineList{machines: []verifier.Machine{machineOf("a", "acme://2")}}},
-		"two":                            {source: machineList{machines: []verifier.Machine{machineOf("a", "acme://1"), machineOf("b", "acme://1")}}, reason: verifier.ReasonAmbiguousMachine},
+		"two":                            {source: machineList{machines: []verifier.Machine{machineOf("a", "acme://1"), machineOf("b", "acme://1")}}},
 		"named":                          {source: machineList{machines: []verifier.Machine{machineOf("a", "acme://1"), machineOf("b", "", named)}}},
 		"named by a source of no policy": {source: machineList{machines: []verifier.Machine{machineOf("a", "", notTrusted), machineOf("b", "acme://1")}}, want: "b"},
 		"another is named":               {source: machineList{machines: []verifier.Machine{machineOf("a", "acme://1", another)}}, want: "a"}, // the rules refuse
 		"not known":                      {source: machineList{err: down}, err: down},
 	} {
 		pcrs := []attestation.PCR{{Index: 7}}
-		p := Provider{Cloud: "acme", Machines: c.source, Rules: rules(t, "acme"), Judge: Offline(func(verifier.Filed) (*cloud.Verified, error) {
+		p := Provider{Cloud: "acme", Machines: c.source, Rules: rules(t, "acme"), Judge: WithoutService(func(verifier.Filed) (*cloud.Verified, error) {
 			return &cloud.Verified{Instance: instance, HasProviderID: func(id string) bool { return id == "" || id == "acme://1" }, PCRBank: "sha384", PCRs: pcrs}, nil
 		})}
 		got := p.Verify(t.Context(), evidence.Question{Request: &certificatesv1.CertificateSigningRequest{}, Now: time.Now()})
@@ -89,7 +89,7 @@ func TestMachine(t *testing.T) {
 // Neither refused evidence nor evidence that cannot be judged names an instance.
 func TestUnverified(t *testing.T) {
 	for _, err := range []error{cloud.Refuse(cloud.ReasonSignature, "forged"), errors.New("down")} {
-		p := Provider{Cloud: "acme", Machines: machineList{}, Rules: rules(t, "acme"), Judge: Offline(func(verifier.Filed) (*cloud.Verified, error) { return nil, err })}
+		p := Provider{Cloud: "acme", Machines: machineList{}, Rules: rules(t, "acme"), Judge: WithoutService(func(verifier.Filed) (*cloud.Verified, error) { return nil, err })}
 		got := p.Verify(t.Context(), evidence.Question{Request: &certificatesv1.CertificateSigningRequest{}})
 		if !errors.Is(got.Err, err) && got.Err.Error() != err.Error() || got.EK != "" || got.Instance != nil || got.Machine != "" {
 			t.Errorf("%+v", got)

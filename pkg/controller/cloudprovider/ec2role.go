@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/evidence"
@@ -17,30 +18,45 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/ec2role"
 )
 
-// stsFresh is how long an answer of STS is kept. The request is judged again until it is signed or
-// denied, and Kubernetes deletes pending requests after a day. STS accepts its signature only for
-// some minutes.
+// stsFresh is how long a verdict is kept. The request is judged again until it is signed or denied,
+// and Kubernetes deletes pending requests after a day. STS accepts its signature only for some
+// minutes.
 const stsFresh = 24 * time.Hour
 
-// STS has the answers of AWS STS, by the call.
+// STS has the verdicts on calls of AWS STS. Each region has its own cache, since the node chooses
+// the region: one that is away must not delay nodes of others.
 type STS struct {
-	send  Send
-	cache *lookup.Cache[stsAnswer]
+	send    Send
+	metrics *telemetry.LookupMetrics
+
+	mu      sync.Mutex
+	regions map[string]*lookup.Cache[stsVerdict]
 }
 
 // Send sends a call to STS, such as sts.Client.Send.
 type Send func(ctx context.Context, call *ec2role.Call) (status int, body []byte, err error)
 
-type stsAnswer struct {
-	status int
-	body   []byte
+// stsVerdict is what an answer is worth: err is a verifier.Refusals, or nil.
+type stsVerdict struct {
+	verified *cloud.Verified
+	err      error
 }
 
-// NewSTS returns the answers that send gets.
+// NewSTS returns the verdicts on what send gets.
 func NewSTS(send Send, metrics *telemetry.LookupMetrics) *STS {
-	return &STS{send: send, cache: lookup.New[stsAnswer](lookup.Config{
-		Service: ec2role.Name, Concurrency: 16, Timeout: 15 * time.Second, Size: 4096, Metrics: metrics,
-	})}
+	return &STS{send: send, metrics: metrics, regions: map[string]*lookup.Cache[stsVerdict]{}}
+}
+
+// of returns the cache of a call's region, which the policy lists.
+func (s *STS) of(call *ec2role.Call) *lookup.Cache[stsVerdict] {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.regions[call.URL] == nil {
+		s.regions[call.URL] = lookup.New[stsVerdict](lookup.Config{
+			Service: ec2role.Name, Concurrency: 16, Timeout: 15 * time.Second, Size: 4096, Metrics: s.metrics,
+		})
+	}
+	return s.regions[call.URL]
 }
 
 // EC2Role returns the Judge of provider ec2-role.
@@ -50,21 +66,21 @@ func EC2Role(v *ec2role.Verifier, sts *STS) Judge {
 		if err != nil {
 			return nil, err
 		}
-		answer, err := sts.cache.Get(ctx, request.UID+"/"+digestOf(call), func(ctx context.Context) (stsAnswer, time.Duration, error) {
+		verdict, err := sts.of(call).Get(ctx, request.UID+"/"+digestOf(call), func(ctx context.Context) (stsVerdict, time.Duration, error) {
 			status, body, err := sts.send(ctx, call)
 			if err != nil {
-				return stsAnswer{}, 0, err
+				return stsVerdict{}, 0, err
 			}
-			// What is no verdict is asked for again.
-			if _, err := v.Judge(call, status, body); err != nil && !evidence.IsVerdict(err) {
-				return stsAnswer{}, 0, err
+			verified, err := v.Judge(call, status, body)
+			if err != nil && !evidence.IsVerdict(err) { // an answer that decides nothing
+				return stsVerdict{}, 0, err
 			}
-			return stsAnswer{status, body}, stsFresh, nil
+			return stsVerdict{verified, err}, stsFresh, nil
 		})
 		if err != nil {
 			return nil, err
 		}
-		return v.Judge(call, answer.status, answer.body)
+		return verdict.verified, verdict.err
 	}
 }
 

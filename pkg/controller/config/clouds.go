@@ -39,7 +39,7 @@ type GCE struct {
 
 // EC2 is the policy for the provider ec2: attestation documents of the NitroTPM.
 type EC2 struct {
-	// RootsFile is a file with CA certificates in PEM in place of AWS's root. Whoever has one of
+	// RootsFile is a file with CA certificates in PEM in place of AWS's root. A holder of one of
 	// their keys can make any machine pass for any instance.
 	RootsFile string `json:"rootsFile,omitempty"`
 	// PCRValues are digests in hex by PCR, 0 to 23, in bank sha384. A PCR that is not listed may
@@ -138,6 +138,8 @@ func (c *Config) providersOf(s Signer) ([]string, error) {
 		return []string{s.Provider}, nil
 	case own != s.Name && slices.Contains(set, own):
 		return []string{own}, nil
+	case own != s.Name && slices.Contains(append([]string{tpm.Provider}, cloud.Names...), own):
+		return nil, fmt.Errorf("signers: %.128q is for provider %s, which is not configured", s.Name, own)
 	case s.Shared, len(set) == 1:
 		return set, nil
 	case slices.Contains(set, tpm.Provider):
@@ -218,7 +220,7 @@ func (s *Settings) OfflineProviders(machines evidence.MachineSource) ([]cloudpro
 		default:
 			continue
 		}
-		all[i].Judge = cloudprovider.Offline(func(verifier.Filed) (*cloud.Verified, error) { return nil, errors.New(why) })
+		all[i].Judge = cloudprovider.WithoutService(func(verifier.Filed) (*cloud.Verified, error) { return nil, errors.New(why) })
 	}
 	return all, nil
 }
@@ -247,7 +249,7 @@ func (e *EC2) prepare(*telemetry.LookupMetrics) (judge, error) {
 		if err != nil {
 			return nil, err
 		}
-		return cloudprovider.Offline(v.Verify), nil
+		return cloudprovider.WithoutService(v.Verify), nil
 	}, nil
 }
 

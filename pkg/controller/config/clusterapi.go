@@ -74,6 +74,8 @@ func (s *Settings) checkClusterAPI() error {
 func (s *Settings) checkFirstUse() error {
 	m, t := s.config.ClusterAPI, s.config.TPM
 	switch {
+	case m.TrustOnFirstUse && len(s.config.cloudPolicies()) > 0:
+		return errors.New("clusterAPI.trustOnFirstUse: not together with a cloud, whose machines need no trust: any accepted TPM could become one of them")
 	case t == nil && (m.TrustOnFirstUse || m.TrustAnyTPM):
 		return errors.New("clusterAPI.trustOnFirstUse: is for the provider tpm, which is not set")
 	case t == nil:

@@ -211,7 +211,7 @@ func TestNewFailsClosed(t *testing.T) {
 		"GCE, no project":                     {with("gce: {projects: [P]}"), "gce: project"},
 		"GCE, Cluster API":                    {withClusterAPI("", "no tpm", "gce: {}"), ""},
 		"GCE beside TPMs, Cluster API":        {withClusterAPI("", "gce: {}"), "clusterAPI.ekSources"},
-		"GCE, first use":                      {withClusterAPI("trustOnFirstUse: true", "no tpm", "gce: {}"), "clusterAPI.trustOnFirstUse: is for the provider tpm"},
+		"GCE, first use":                      {withClusterAPI("trustOnFirstUse: true", "no tpm", "gce: {}"), "clusterAPI.trustOnFirstUse: not together with a cloud"},
 		"EC2 alone":                           {with("no tpm", "ec2: {}"), ""},
 		"EC2, PCRs":                           {with("ec2: {pcrValues: {\"7\": [" + strings.Repeat("ab", 48) + "]}, rootsFile: " + ca + "}"), ""},
 		"EC2, a PCR of another bank":          {with("ec2: {pcrValues: {\"7\": [" + eks + "]}}"), "ec2: PCR 7"},
@@ -495,7 +495,7 @@ func TestProvidersOfSigners(t *testing.T) {
 		{"tpm, gce", Signer{Name: shared, Shared: true}, []string{"tpm", "gce"}},
 		{"gce", Signer{Name: custom}, []string{"gce"}},
 		{"gce", Signer{Name: custom, Provider: "tpm"}, nil},
-		{"tpm", Signer{Name: gce.SignerName}, []string{"tpm"}},
+		{"tpm", Signer{Name: gce.SignerName}, nil},
 		{"", Signer{Name: custom}, nil},
 	} {
 		var config Config

@@ -28,8 +28,8 @@ const (
 	timeout = 10 * time.Second
 	// maxAnswer bounds an answer, in bytes.
 	maxAnswer = 64 << 10
-	// MinAge is the shortest time for which an answer may be cached: else a server would be asked too
-	// often.
+	// MinAge is the shortest time for which an answer may be cached: else a server would be asked
+	// too often.
 	MinAge = time.Minute
 	// MaxAge is the longest time: else a key that Google withdrew would live too long.
 	MaxAge = 24 * time.Hour

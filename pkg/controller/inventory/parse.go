@@ -17,6 +17,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/strict"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation/cloudname"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 )
 
@@ -163,7 +164,7 @@ func (e *machineEntry) check(report report) Machine {
 	e.checkFields(&m, keys, report)
 	if e.Instance != nil {
 		i := attestation.Instance{Platform: e.Instance.Platform.Value, ID: e.Instance.ID.Value}
-		if form := instanceForms[i.Platform]; form == nil || !form.MatchString(i.ID) {
+		if is := instanceForms[i.Platform]; is == nil || !is(i.ID) {
 			report(int(e.Instance.Line), "its instance is not a platform ec2, gce or azure and an id: i-..., a number, or a GUID in lower case")
 		}
 		m.EKs = append(m.EKs, EK{Fingerprint: i.Fingerprint()})
@@ -226,11 +227,11 @@ func (e *machineEntry) checkFields(m *Machine, keys int, report report) {
 	}
 }
 
-// instanceForms are the forms of the IDs of instances, by platform.
-var instanceForms = map[string]*regexp.Regexp{
-	"ec2":   regexp.MustCompile(`^i-([0-9a-f]{8}|[0-9a-f]{17})$`),
-	"gce":   regexp.MustCompile(`^[1-9][0-9]{0,19}$`),
-	"azure": regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`),
+// instanceForms report whether an ID has the form of an instance ID, by platform.
+var instanceForms = map[string]func(id string) bool{
+	"ec2":   cloudname.IsEC2Instance,
+	"gce":   regexp.MustCompile(`^[1-9][0-9]{0,19}$`).MatchString,
+	"azure": cloudname.IsGUID,
 }
 
 // isCloudProviderID reports whether the evidence of a cloud's instance may name this provider ID.

@@ -31,7 +31,7 @@ type Config struct {
 	// Service is the service's name in metrics and errors. There must be few different ones.
 	Service string
 	// Concurrency bounds the calls at the same time, and Timeout each call. A call that never ends
-	// holds one place until its timeout.
+	// holds one slot until its timeout.
 	Concurrency int
 	Timeout     time.Duration
 	// Size bounds the number of keys.
@@ -46,7 +46,7 @@ type Config struct {
 // Cache has the answers of a service by key. It is safe for concurrent use.
 type Cache[V any] struct {
 	config Config
-	places chan struct{}
+	slots  chan struct{}
 
 	mu      sync.Mutex
 	entries map[string]*entry[V]
@@ -54,9 +54,9 @@ type Cache[V any] struct {
 
 // entry is the state of one key. The Cache's mutex guards it.
 type entry[V any] struct {
-	// value is valid if answered is not zero. It is fresh until the time fresh.
-	value           V
-	answered, fresh time.Time
+	// value is valid if answered is not zero. It is fresh until freshUntil.
+	value                V
+	answered, freshUntil time.Time
 	// err is the last failure since the last answer, nil if there was none. The key is asked for
 	// again from the time retry.
 	err      error
@@ -68,13 +68,13 @@ type entry[V any] struct {
 	used time.Time
 }
 
-// Call asks the service. fresh says for how long the answer may be used. It should be longer than
-// the time between two retries of a request, 15 s. ctx has the timeout.
-type Call[V any] func(ctx context.Context) (value V, fresh time.Duration, err error)
+// Call asks the service. freshFor is how long the answer may be used. It should be longer than the
+// time between two retries of a request, 15 s. ctx has the timeout.
+type Call[V any] func(ctx context.Context) (value V, freshFor time.Duration, err error)
 
 // New returns an empty Cache.
 func New[V any](config Config) *Cache[V] {
-	return &Cache[V]{config: config, places: make(chan struct{}, config.Concurrency), entries: map[string]*entry[V]{}}
+	return &Cache[V]{config: config, slots: make(chan struct{}, config.Concurrency), entries: map[string]*entry[V]{}}
 }
 
 // Get returns the answer for a key, from the cache or by call. If there is none in time, the error
@@ -95,7 +95,7 @@ func (c *Cache[V]) Get(ctx context.Context, key string, call Call[V]) (V, error)
 	}
 	e.used = now
 	switch {
-	case !e.answered.IsZero() && now.Before(e.fresh):
+	case !e.answered.IsZero() && now.Before(e.freshUntil):
 		defer c.mu.Unlock()
 		return e.value, nil
 	case e.done == nil && now.Before(e.retry):
@@ -136,10 +136,10 @@ func (c *Cache[V]) fallBack(e *entry[V]) (V, error) {
 	return none, fmt.Errorf("%s: %w", c.config.Service, ErrPending)
 }
 
-// start starts a call if there is a place for it. The caller holds the mutex.
+// start starts a call if a slot is free. The caller holds the mutex.
 func (c *Cache[V]) start(e *entry[V], call Call[V]) bool {
 	select {
-	case c.places <- struct{}{}:
+	case c.slots <- struct{}{}:
 	default:
 		return false
 	}
@@ -153,10 +153,10 @@ func (c *Cache[V]) run(e *entry[V], call Call[V]) {
 	ctx, cancel := context.WithTimeout(context.Background(), c.config.Timeout)
 	defer cancel()
 	began := time.Now()
-	value, fresh, err := call(ctx)
+	value, freshFor, err := call(ctx)
 	now := time.Now()
 	c.config.Metrics.Called(c.config.Service, err == nil, now.Sub(began))
-	<-c.places
+	<-c.slots
 
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -167,7 +167,7 @@ func (c *Cache[V]) run(e *entry[V], call Call[V]) {
 		e.failures++
 		return
 	}
-	e.value, e.answered, e.fresh = value, now, now.Add(fresh)
+	e.value, e.answered, e.freshUntil = value, now, now.Add(freshFor)
 	e.err, e.failures, e.retry = nil, 0, time.Time{}
 }
 
@@ -193,16 +193,6 @@ func (c *Cache[V]) Expire(key string, age time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if e := c.entries[key]; e != nil && time.Since(e.answered) > age {
-		e.fresh = time.Time{}
+		e.freshUntil = time.Time{}
 	}
-}
-
-// Problem returns the last failure of a key since its last answer, nil if there was none.
-func (c *Cache[V]) Problem(key string) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if e := c.entries[key]; e != nil {
-		return e.err
-	}
-	return nil
 }

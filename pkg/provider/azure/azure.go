@@ -50,7 +50,7 @@ func Factory() provider.Factory {
 type Provider struct {
 	// Metadata asks the metadata service of the VM.
 	Metadata metadata.Client
-	// ClusterUID is the UID of the cluster, empty if the node was not told one.
+	// ClusterUID is the node's clusterUID setting, empty if unset.
 	ClusterUID string
 }
 
@@ -97,10 +97,7 @@ func (p Provider) ProviderID(ctx context.Context) (string, error) {
 // Evidence has Azure sign a document for this request, and no other: every node can read it in the
 // request.
 func (p Provider) Evidence(ctx context.Context, request provider.Request) ([]byte, error) {
-	nonce := attestation.Binding{
-		Version: attestation.VersionAzure, ClusterUID: p.ClusterUID, SignerName: request.SignerName, Name: request.Name,
-		PKCS10: request.PKCS10, Usages: request.Usages, ExpirationSeconds: request.ExpirationSeconds,
-	}.Alphanumeric()
+	nonce := request.Binding(attestation.VersionAzure, p.ClusterUID).Alphanumeric()
 	answer, err := p.get(ctx, "attested/document", url.Values{"nonce": {nonce}})
 	if err != nil {
 		return nil, err

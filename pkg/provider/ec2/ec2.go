@@ -14,7 +14,6 @@ import (
 
 	"github.com/google/go-tpm/tpm2"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/form"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation/nitrotpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
@@ -59,7 +58,7 @@ type Provider struct {
 	RuntimeDir string
 	// Metadata asks the instance's metadata service for the provider ID. Evidence does not need it.
 	Metadata metadata.Client
-	// ClusterUID is the UID of the cluster, empty if the node was not told one.
+	// ClusterUID is the node's clusterUID setting, empty if unset.
 	ClusterUID string
 }
 
@@ -77,18 +76,11 @@ func (Provider) Renews() bool { return true }
 // Caution is empty: only root can use the TPM's device.
 func (Provider) Caution() string { return "" }
 
-// The forms of what the metadata service returns. Nothing else may get into a provider ID.
-var (
-	zoneForm     = form.New(`^[a-z0-9]{1,16}(-[a-z0-9]{1,16}){1,8}$`)
-	instanceForm = form.New(`^(i-[0-9a-f]{17}|i-[0-9a-f]{8})$`)
-)
-
 // ProviderID returns aws:///<zone>/<instance ID>, as the cloud provider's controller sets it. It is
 // empty if nothing answers: the metadata service can be switched off, and the evidence does
 // without.
 func (p Provider) ProviderID(ctx context.Context) (string, error) {
-	header := http.Header{"X-Aws-Ec2-Metadata-Token-Ttl-Seconds": {"60"}}
-	token, err := p.Metadata.Call(ctx, http.MethodPut, "/latest/api/token", header, nil)
+	session, err := p.Metadata.EC2(ctx)
 	if failed, ok := errors.AsType[*provider.Error](err); ok && failed.Class == provider.NoDevice && ctx.Err() == nil {
 		return "", nil
 	}
@@ -99,31 +91,13 @@ func (p Provider) ProviderID(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	var parts [2]string
-	for i, part := range []struct {
-		path string
-		form form.Form
-	}{{"placement/availability-zone", zoneForm}, {"instance-id", instanceForm}} {
-		answer, err := p.Metadata.Call(ctx, http.MethodGet, "/latest/meta-data/"+part.path, http.Header{"X-Aws-Ec2-Metadata-Token": {string(token)}}, nil)
-		if err != nil {
-			return "", err
-		}
-		if !part.form.Get().Match(answer) {
-			return "", failure("does something else than EC2's metadata service answer at 169.254.169.254?",
-				fmt.Errorf("the metadata service returns no usable %s", part.path))
-		}
-		parts[i] = string(answer)
-	}
-	return "aws:///" + parts[0] + "/" + parts[1], nil
+	return session.ProviderID(ctx)
 }
 
 // Evidence has the NitroTPM make a document for this request, and no other: every node can read it
 // in the request.
 func (p Provider) Evidence(ctx context.Context, request provider.Request) ([]byte, error) {
-	nonce := attestation.Binding{
-		Version: attestation.VersionEC2, ClusterUID: p.ClusterUID, SignerName: request.SignerName, Name: request.Name,
-		PKCS10: request.PKCS10, Usages: request.Usages, ExpirationSeconds: request.ExpirationSeconds,
-	}.Nonce()
+	nonce := request.Binding(attestation.VersionEC2, p.ClusterUID).Nonce()
 	answer, err := p.ask(ctx, nitrotpm.Request(nonce[:]))
 	if err != nil {
 		return nil, classifyError(err)

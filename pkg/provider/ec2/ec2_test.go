@@ -17,6 +17,7 @@ import (
 
 	"github.com/google/go-tpm/tpm2"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/aws"
 	imitation "github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/nitrotpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
@@ -352,30 +353,16 @@ func TestUnusableAnswers(t *testing.T) {
 	}
 }
 
-// imds imitates the part of the metadata service that ProviderID needs (EC2 User Guide, "Use the
-// Instance Metadata Service to access instance metadata").
-func imds(t *testing.T, answers map[string]string, tokenStatus int) metadata.Client {
-	t.Helper()
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		answer, ok := answers[r.URL.Path]
-		switch {
-		case r.Method == http.MethodPut && r.URL.Path == "/latest/api/token" && r.Header.Get("X-aws-ec2-metadata-token-ttl-seconds") != "":
-			w.WriteHeader(tokenStatus)
-			_, _ = w.Write([]byte("some-token"))
-		case r.Method != http.MethodGet || r.Header.Get("X-aws-ec2-metadata-token") != "some-token":
-			w.WriteHeader(http.StatusUnauthorized)
-		case !ok:
-			w.WriteHeader(http.StatusNotFound)
-		default:
-			_, _ = w.Write([]byte(answer))
-		}
-	}))
-	t.Cleanup(server.Close)
-	return metadata.Client{Address: server.Listener.Addr().String()}
-}
-
 func TestProviderID(t *testing.T) {
-	const zonePath, idPath = "/latest/meta-data/placement/availability-zone", "/latest/meta-data/instance-id"
+	serve := func(handler http.HandlerFunc) metadata.Client {
+		server := httptest.NewServer(handler)
+		t.Cleanup(server.Close)
+		return metadata.Client{Address: server.Listener.Addr().String()}
+	}
+	status := func(code int) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code) }
+	}
+	instance := &aws.Instance{AWS: aws.New(t), Zone: "eu-west-1a", ID: someID}
 	closed := httptest.NewServer(http.NotFoundHandler())
 	closed.Close()
 	for _, test := range []struct {
@@ -384,16 +371,11 @@ func TestProviderID(t *testing.T) {
 		want   string
 		fails  bool
 	}{
-		{"an instance", imds(t, map[string]string{zonePath: "eu-west-1a", idPath: someID}, 200), "aws:///eu-west-1a/" + someID, false},
-		{"a Local Zone", imds(t, map[string]string{zonePath: "us-west-2-lax-1a", idPath: someID}, 200), "aws:///us-west-2-lax-1a/" + someID, false},
+		{"an instance", serve(instance.ServeHTTP), "aws:///eu-west-1a/" + someID, false},
 		{"nothing listens", metadata.Client{Address: closed.Listener.Addr().String()}, "", false},
-		{"switched off", imds(t, nil, 403), "", false},
-		{"another service", imds(t, nil, 404), "", true},
-		{"no zone", imds(t, map[string]string{idPath: someID}, 200), "", true},
-		{"no instance", imds(t, map[string]string{zonePath: "eu-west-1a"}, 200), "", true},
-		{"a zone with a slash", imds(t, map[string]string{zonePath: "eu/west-1a", idPath: someID}, 200), "", true},
-		{"an ID that is none", imds(t, map[string]string{zonePath: "eu-west-1a", idPath: "i-1"}, 200), "", true},
-		{"an ID with a line break", imds(t, map[string]string{zonePath: "eu-west-1a", idPath: someID + "\n"}, 200), "", true},
+		{"switched off", serve(status(http.StatusForbidden)), "", false},
+		{"another service", serve(status(http.StatusNotFound)), "", true},
+		{"no session", serve(status(http.StatusOK)), "", true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got, err := Provider{Metadata: test.client}.ProviderID(t.Context())

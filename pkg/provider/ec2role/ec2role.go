@@ -20,7 +20,6 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/form"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation/stscall"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
@@ -34,26 +33,10 @@ const (
 	SignerName = "cluster.x-k8s.io/kube-apiserver-client-kubelet-ec2-role"
 )
 
-// The paths of the metadata service ("Instance metadata categories" in the EC2 User Guide).
+// The categories of the metadata service ("Instance metadata categories" in the EC2 User Guide).
 const (
-	sessionPath     = "/latest/api/token"
-	credentialsPath = "/latest/meta-data/identity-credentials/ec2/security-credentials/ec2-instance" //nolint:gosec // G101: a path
-	regionPath      = "/latest/meta-data/placement/region"
-	zonePath        = "/latest/meta-data/placement/availability-zone"
-	instancePath    = "/latest/meta-data/instance-id"
-)
-
-// The headers of IMDSv2. A session is used for a few calls at once, so a minute is enough.
-const (
-	sessionHeader    = "X-Aws-Ec2-Metadata-Token"
-	sessionTTLHeader = "X-Aws-Ec2-Metadata-Token-Ttl-Seconds"
-	sessionTTL       = "60"
-)
-
-// The forms of the parts of a provider ID.
-var (
-	zoneForm     = form.New(`^[a-z]{2}(-[a-z0-9]+){2,6}$`)
-	instanceForm = form.New(`^i-([0-9a-f]{8}|[0-9a-f]{17})$`)
+	credentialsCategory = "identity-credentials/ec2/security-credentials/ec2-instance"
+	regionCategory      = "placement/region"
 )
 
 // Factory makes the provider.
@@ -74,7 +57,7 @@ func Factory() provider.Factory {
 type Provider struct {
 	// Metadata asks the metadata service of the instance.
 	Metadata metadata.Client
-	// ClusterUID is the UID of the cluster, empty if the node was not told one.
+	// ClusterUID is the node's clusterUID setting, empty if unset.
 	ClusterUID string
 }
 
@@ -96,37 +79,26 @@ func (Provider) Caution() string {
 
 // ProviderID returns aws:///<zone>/<instance ID>, as AWS's cloud provider sets it.
 func (p Provider) ProviderID(ctx context.Context) (string, error) {
-	session, err := p.newSession(ctx)
+	session, err := p.Metadata.EC2(ctx)
 	if err != nil {
 		return "", err
 	}
-	zone, err := session.get(ctx, zonePath)
-	if err != nil {
-		return "", err
-	}
-	instance, err := session.get(ctx, instancePath)
-	if err != nil {
-		return "", err
-	}
-	if !zoneForm.Get().Match(zone) || !instanceForm.Get().Match(instance) {
-		return "", failure("is this an instance of EC2?", errors.New("the metadata service returns no usable zone or instance ID"))
-	}
-	return "aws:///" + string(zone) + "/" + string(instance), nil
+	return session.ProviderID(ctx)
 }
 
 // Evidence signs a request to STS for this CertificateSigningRequest, and no other: every node can
 // read it there. The secret key stays in this function.
 func (p Provider) Evidence(ctx context.Context, request provider.Request) ([]byte, error) {
 	// 1. The instance's credentials and region.
-	session, err := p.newSession(ctx)
+	session, err := p.Metadata.EC2(ctx)
 	if err != nil {
 		return nil, err
 	}
-	credentials, err := session.credentials(ctx)
+	credentials, err := credentialsOf(ctx, session)
 	if err != nil {
 		return nil, err
 	}
-	answer, err := session.get(ctx, regionPath)
+	answer, err := session.Get(ctx, regionCategory)
 	if err != nil {
 		return nil, err
 	}
@@ -137,10 +109,7 @@ func (p Provider) Evidence(ctx context.Context, request provider.Request) ([]byt
 	}
 
 	// 2. The request to STS, with the nonce.
-	nonce := attestation.Binding{
-		Version: attestation.VersionEC2Role, ClusterUID: p.ClusterUID, SignerName: request.SignerName, Name: request.Name,
-		PKCS10: request.PKCS10, Usages: request.Usages, ExpirationSeconds: request.ExpirationSeconds,
-	}.Hex()
+	nonce := request.Binding(attestation.VersionEC2Role, p.ClusterUID).Hex()
 	call, err := http.NewRequestWithContext(ctx, http.MethodPost, partition.URL(region), strings.NewReader(stscall.Body))
 	if err != nil {
 		return nil, err
@@ -166,22 +135,6 @@ func (p Provider) Evidence(ctx context.Context, request provider.Request) ([]byt
 	return attestation.Identity{Version: attestation.VersionEC2Role, ClusterUID: p.ClusterUID, Statement: signed}.Marshal()
 }
 
-// session is a session of IMDSv2. The metadata service gives its token only for a PUT, which a
-// confused proxy does not send.
-type session struct {
-	client metadata.Client
-	token  string
-}
-
-func (p Provider) newSession(ctx context.Context) (session, error) {
-	token, err := p.Metadata.Call(ctx, http.MethodPut, sessionPath, http.Header{sessionTTLHeader: {sessionTTL}}, nil)
-	return session{p.Metadata, string(token)}, err
-}
-
-func (s session) get(ctx context.Context, path string) ([]byte, error) {
-	return s.client.Call(ctx, http.MethodGet, path, http.Header{sessionHeader: {s.token}}, nil)
-}
-
 // roleCredentials are those of the instance identity role. They are a secret.
 type roleCredentials struct {
 	Code                                string
@@ -189,8 +142,8 @@ type roleCredentials struct {
 	Expiration                          time.Time
 }
 
-func (s session) credentials(ctx context.Context) (roleCredentials, error) {
-	answer, err := s.get(ctx, credentialsPath)
+func credentialsOf(ctx context.Context, session metadata.EC2) (roleCredentials, error) {
+	answer, err := session.Get(ctx, credentialsCategory)
 	if err != nil {
 		return roleCredentials{}, err
 	}

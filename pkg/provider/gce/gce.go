@@ -49,7 +49,7 @@ func Factory() provider.Factory {
 type Provider struct {
 	// Metadata asks the metadata service of the instance.
 	Metadata metadata.Client
-	// ClusterUID is the UID of the cluster, empty if the node was not told one.
+	// ClusterUID is the node's clusterUID setting, empty if unset.
 	ClusterUID string
 }
 
@@ -95,10 +95,7 @@ func (p Provider) ProviderID(ctx context.Context) (string, error) {
 // Evidence has Google sign a token for this request, and no other: every node can read it in the
 // request.
 func (p Provider) Evidence(ctx context.Context, request provider.Request) ([]byte, error) {
-	binding := attestation.Binding{
-		Version: attestation.VersionGCE, ClusterUID: p.ClusterUID, SignerName: request.SignerName, Name: request.Name,
-		PKCS10: request.PKCS10, Usages: request.Usages, ExpirationSeconds: request.ExpirationSeconds,
-	}
+	binding := request.Binding(attestation.VersionGCE, p.ClusterUID)
 	// format=full adds the instance. Without it, the token names the service account alone.
 	query := url.Values{"audience": {binding.Audience()}, "format": {"full"}}
 	token, err := p.get(ctx, "instance/service-accounts/default/identity?"+query.Encode())

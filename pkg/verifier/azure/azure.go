@@ -19,6 +19,7 @@ import (
 	"strings"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation/cloudname"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/cloud"
 )
@@ -91,7 +92,7 @@ func New(c Config) (*Verifier, error) {
 		return nil, fmt.Errorf("cloud %.64q: must be %s, %s or %s", c.Cloud, Public, USGovernment, China)
 	}
 	for i, id := range c.Subscriptions {
-		if !guidForm.MatchString(id) {
+		if !cloudname.IsGUID(id) {
 			return nil, fmt.Errorf("subscription %.64q: not a GUID in lower case", id)
 		}
 		if slices.Contains(c.Subscriptions[:i], id) {
@@ -121,7 +122,7 @@ func New(c Config) (*Verifier, error) {
 // UnknownIssuerError means that no configured CA has issued the signer's certificate. Azure may use
 // a CA that is newer than the configuration, so this is no verdict on the node.
 type UnknownIssuerError struct {
-	// Issuer is the issuer in the signer's certificate. It is the node's word.
+	// Issuer is the issuer in the signer's certificate. The node chose it.
 	Issuer string
 }
 
@@ -183,6 +184,9 @@ func (v *Verifier) Verify(request verifier.Filed, vmIDs map[ResourceID]string) (
 		// Names are reused after a VM is deleted. The vmId is not.
 		Instance: attestation.Instance{Platform: Name, ID: says.vmID, Account: says.subscription},
 		HasProviderID: func(providerID string) bool {
+			if len(resources) == 0 { // parsing the IDs of many machines takes long
+				return false
+			}
 			id, err := ParseProviderID(providerID)
 			return err == nil && slices.Contains(resources, id)
 		},

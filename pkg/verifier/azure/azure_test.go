@@ -19,6 +19,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/azure"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation/cloudname"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/cloud"
 )
@@ -561,7 +562,7 @@ func FuzzContent(f *testing.F) {
 	f.Add([]byte(vm().Content("n", created)))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		says, err := parseContent(data)
-		if err == nil && (!guidForm.MatchString(says.vmID) || !guidForm.MatchString(says.subscription) || says.created.IsZero()) {
+		if err == nil && (!cloudname.IsGUID(says.vmID) || !cloudname.IsGUID(says.subscription) || says.created.IsZero()) {
 			t.Errorf("%+v", says)
 		}
 	})

@@ -12,8 +12,10 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
-	"regexp"
 	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation/cloudname"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/cloud"
 )
 
 const (
@@ -134,9 +136,6 @@ func (s *signedData) verify() error {
 	return s.signer.CheckSignature(x509.SHA256WithRSA, s.content, s.signature)
 }
 
-// guidForm is the form of a vmId and of a subscription ID (RFC 9562, section 4, in lower case).
-var guidForm = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
-
 // content is what a document says for each purpose.
 type content struct {
 	vmID, subscription, nonce string
@@ -146,22 +145,22 @@ type content struct {
 // parseContent parses the content of a document. Members that are not needed, such as plan and sku,
 // are ignored: the creator of the VM chose them.
 func parseContent(data []byte) (content, error) {
-	members, err := parseObject(data)
+	members, err := cloud.ParseObject(data)
 	if err != nil {
 		return content{}, err
 	}
-	vmID, noVM := members.guid("vmId")
-	subscription, noSubscription := members.guid("subscriptionId")
-	nonce, noNonce := members.text("nonce")
+	vmID, noVM := guid(members, "vmId")
+	subscription, noSubscription := guid(members, "subscriptionId")
+	nonce, noNonce := members.Text("nonce")
 	if err := cmp.Or(noVM, noSubscription, noNonce); err != nil {
 		return content{}, err
 	}
-	times, err := parseObject(members["timeStamp"])
+	times, err := cloud.ParseObject(members["timeStamp"])
 	if err != nil {
 		return content{}, fmt.Errorf("timeStamp: %w", err)
 	}
-	created, noCreated := times.time("createdOn")
-	expires, noExpires := times.time("expiresOn")
+	created, noCreated := timeOf(times, "createdOn")
+	expires, noExpires := timeOf(times, "expiresOn")
 	if err := cmp.Or(noCreated, noExpires); err != nil {
 		return content{}, fmt.Errorf("timeStamp: %w", err)
 	}
@@ -169,18 +168,18 @@ func parseContent(data []byte) (content, error) {
 }
 
 // guid returns a member that is a GUID.
-func (o object) guid(name string) (string, error) {
-	text, err := o.text(name)
-	if err == nil && !guidForm.MatchString(text) {
+func guid(o cloud.Object, name string) (string, error) {
+	text, err := o.Text(name)
+	if err == nil && !cloudname.IsGUID(text) {
 		err = fmt.Errorf("%q is not a GUID in lower case", name)
 	}
 	return text, err
 }
 
-// time returns a member that is a time. Azure writes 04/19/22 01:27:21 -0000.
-func (o object) time(name string) (time.Time, error) {
+// timeOf returns a member that is a time. Azure writes 04/19/22 01:27:21 -0000.
+func timeOf(o cloud.Object, name string) (time.Time, error) {
 	const layout = "01/02/06 15:04:05 -0700"
-	text, err := o.text(name)
+	text, err := o.Text(name)
 	if err != nil {
 		return time.Time{}, err
 	}

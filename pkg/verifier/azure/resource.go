@@ -6,6 +6,8 @@ import (
 	"errors"
 	"regexp"
 	"strings"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation/cloudname"
 )
 
 // ProviderIDPrefix begins the spec.providerID of Machines and Nodes of Azure. The resource ID
@@ -69,7 +71,7 @@ func ParseResourceID(path string) (ResourceID, error) {
 		id.ScaleSet, form = parts[8], numberForm
 	}
 	if strings.ToLower(id.String()) != strings.Join(parts, "/") ||
-		!guidForm.MatchString(id.Subscription) || !groupForm.MatchString(id.ResourceGroup) || !form.MatchString(id.VM) ||
+		!cloudname.IsGUID(id.Subscription) || !groupForm.MatchString(id.ResourceGroup) || !form.MatchString(id.VM) ||
 		len(parts) == 11 && !nameForm.MatchString(id.ScaleSet) {
 		return ResourceID{}, errResourceID
 	}

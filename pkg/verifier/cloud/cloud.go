@@ -14,8 +14,8 @@ import (
 )
 
 // Names are the names of the clouds' providers, the strongest first. Evidence of ec2 is signed for
-// a TPM that only root can use. Whoever reaches the metadata service from a node can make that of
-// the others.
+// a TPM that only root can use. Any process that reaches the metadata service from a node can make
+// that of the others.
 var Names = []string{"ec2", "ec2-role", "gce", "azure"}
 
 // The reasons for which evidence of clouds is refused.
@@ -70,8 +70,8 @@ type Verified struct {
 }
 
 // Open parses the document of a request. provider is the one that the document must be of, version
-// its version, and cluster the controller's cluster. A node that was told its cluster says so. The
-// error is a verifier.Refusals.
+// its version, and cluster the controller's cluster. The document has the node's clusterUID
+// setting, empty if unset. The error is a verifier.Refusals.
 func Open(request verifier.Filed, provider string, version attestation.Version, cluster string) (*Statement, error) {
 	content, err := attestation.Parse(request.Request)
 	if err != nil {

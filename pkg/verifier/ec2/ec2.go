@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation/cloudname"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation/nitrotpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/cloud"
@@ -42,20 +43,15 @@ const (
 //go:embed root.pem
 var rootPEM []byte
 
-var (
-	moduleForm = regexp.MustCompile(`^(i-[0-9a-f]{17}|i-[0-9a-f]{8})-tpm[0-9a-f]{16}$`)
-	regionForm = regexp.MustCompile(`^[a-z]{2,4}(-[a-z]+){1,3}-[0-9]{1,2}$`)
-	// zoneSuffix is what follows the region in the name of a zone: a letter, or the name of a Local
-	// Zone or a Wavelength Zone.
-	zoneSuffix = regexp.MustCompile(`^([a-z]|(-[a-z0-9]{1,8}){1,4}-[0-9]{1,2}[a-z]?)$`)
-)
+// moduleForm is the form of a NitroTPM's module ID. The first group is the instance ID.
+var moduleForm = regexp.MustCompile(`^(i-[0-9a-f]+)-tpm[0-9a-f]{16}$`)
 
 // Config is the policy.
 type Config struct {
 	// ClusterUID is the UID of the controller's cluster.
 	ClusterUID string
-	// Roots replace AWS's root. Whoever has the key of one of them, or of a CA below, can make any
-	// machine pass for any instance.
+	// Roots replace AWS's root. The holder of the key of one of them, or of a CA below, can make
+	// any machine pass for any instance.
 	Roots []*x509.Certificate
 	// PCRValues are the allowed values of PCRs 0 to 23, in bank sha384. A PCR that is not listed
 	// may have any value.
@@ -178,13 +174,13 @@ func (v *Verifier) open(data []byte) (*nitrotpm.Signed, instance, error) {
 		return nil, instance{}, cloud.Refuse(cloud.ReasonSignature, "NitroTPM document: its signature is wrong")
 	}
 	parts := moduleForm.FindStringSubmatch(signed.ModuleID)
-	if parts == nil {
+	if parts == nil || !cloudname.IsEC2Instance(parts[1]) {
 		return nil, instance{}, cloud.Refuse(cloud.ReasonInstance, "NitroTPM document: its module ID is not that of an instance's NitroTPM")
 	}
 	// The signing certificate is issued to the module: <module ID>.<region>.aws
 	suffix, ok := strings.CutPrefix(leaf.Subject.CommonName, signed.ModuleID+".")
 	region, _, _ := strings.Cut(suffix, ".")
-	if !ok || !regionForm.MatchString(region) {
+	if !ok || !cloudname.IsEC2Region(region) {
 		return nil, instance{}, cloud.Refuse(cloud.ReasonInstance, "NitroTPM document: signed with the certificate of another module")
 	}
 	return signed, instance{parts[1], region}, nil
@@ -211,6 +207,10 @@ func (v *Verifier) verifyChain(d *nitrotpm.Document) (*x509.Certificate, error) 
 		if err != nil {
 			return nil, fmt.Errorf("certificate %d of the CA bundle cannot be parsed", i+1)
 		}
+		// An RSA key of a peer's choice could cost seconds.
+		if !isP384(ca.PublicKey) {
+			return nil, fmt.Errorf("certificate %d of the CA bundle has no key of P-384", i+1)
+		}
 		intermediates.AddCert(ca)
 	}
 	if _, err := leaf.Verify(x509.VerifyOptions{
@@ -223,9 +223,8 @@ func (v *Verifier) verifyChain(d *nitrotpm.Document) (*x509.Certificate, error) 
 		}
 		return nil, errors.New("the certificate has no valid chain to the root")
 	}
-	key, ok := leaf.PublicKey.(*ecdsa.PublicKey)
 	switch {
-	case !ok || key.Curve != elliptic.P384():
+	case !isP384(leaf.PublicKey):
 		return nil, errors.New("the certificate's key is not of P-384")
 	case leaf.IsCA || leaf.KeyUsage&x509.KeyUsageDigitalSignature == 0:
 		return nil, errors.New("the certificate is not for signing documents")
@@ -233,14 +232,14 @@ func (v *Verifier) verifyChain(d *nitrotpm.Document) (*x509.Certificate, error) 
 	return leaf, nil
 }
 
+func isP384(key any) bool {
+	k, ok := key.(*ecdsa.PublicKey)
+	return ok && k.Curve == elliptic.P384()
+}
+
 // hasProviderID reports whether providerID is aws:///<zone>/<instance ID>, as the cloud provider's
 // controller sets it. The zone must be of the instance's region.
 func (i instance) hasProviderID(providerID string) bool {
-	zone, ok := strings.CutPrefix(providerID, "aws:///")
-	if !ok {
-		return false
-	}
-	zone, id, ok := strings.Cut(zone, "/")
-	suffix, inRegion := strings.CutPrefix(zone, i.region)
-	return ok && inRegion && zoneSuffix.MatchString(suffix) && id == i.id
+	region, id, ok := cloudname.ParseEC2ProviderID(providerID)
+	return ok && id == i.id && region == i.region
 }

@@ -12,6 +12,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -297,7 +298,7 @@ func TestAccepted(t *testing.T) {
 		change func(*attempt)
 	}{
 		{"as the node files it", func(*attempt) {}},
-		{"the node was not told the cluster", func(a *attempt) { a.cluster = "" }},
+		{"the node has no clusterUID setting", func(a *attempt) { a.cluster = "" }},
 		{"no lifetime", func(a *attempt) { a.node.ExpirationSeconds = nil }},
 		{"filed ten minutes later", func(a *attempt) { a.made = created.Add(-cloud.MaxAge) }},
 		{"AWS's clock is two minutes ahead", func(a *attempt) { a.made = created.Add(cloud.MaxAhead) }},
@@ -435,6 +436,14 @@ func TestRefused(t *testing.T) {
 			if err := a.maker.Issue(4, &template, elliptic.P256()); err != nil {
 				t.Fatal(err)
 			}
+		}},
+		{"a further CA with a key of P-256", cloud.ReasonSignature, func(t *testing.T, a *attempt) {
+			other := newMaker(t, otherID)
+			template := *other.Chain[1].Certificate
+			if err := other.Issue(1, &template, elliptic.P256()); err != nil {
+				t.Fatal(err)
+			}
+			a.maker.Chain = slices.Insert(a.maker.Chain, 1, other.Chain[1])
 		}},
 		{"another root of the same name", cloud.ReasonSignature, func(t *testing.T, a *attempt) { a.config.Roots = []*x509.Certificate{newMaker(t, someID).Root()} }},
 		{"signed with another instance's key", cloud.ReasonSignature, func(t *testing.T, a *attempt) { a.maker.Chain[4].Key = newMaker(t, otherID).Chain[4].Key }},

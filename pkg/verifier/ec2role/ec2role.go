@@ -17,6 +17,7 @@ import (
 	"strings"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation/cloudname"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation/stscall"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/cloud"
@@ -68,7 +69,7 @@ func New(c Config) (*Verifier, error) {
 		}
 	}
 	for i, account := range c.Accounts {
-		if !cloud.IsAWSAccount(account) {
+		if !cloudname.IsAWSAccount(account) {
 			return nil, fmt.Errorf("account %.64q: not the ID of an account", account)
 		}
 		if slices.Contains(c.Accounts[:i], account) {
@@ -146,7 +147,7 @@ func (v *Verifier) Judge(call *Call, status int, body []byte) (*cloud.Verified, 
 	}
 
 	// 2. The caller is the instance identity role. Its session is the instance.
-	if !cloud.IsAWSAccount(caller.account) {
+	if !cloudname.IsAWSAccount(caller.account) {
 		return nil, cloud.Refuse(cloud.ReasonInstance, "STS names no account, but %.64q", caller.account)
 	}
 	prefix := "arn:" + call.partition.Name + ":sts::" + caller.account + ":assumed-role/" + role + "/"
@@ -156,7 +157,7 @@ func (v *Verifier) Judge(call *Call, status int, body []byte) (*cloud.Verified, 
 			"the caller %.160q is not the instance identity role of account %s in partition %s: an ordinary role is no evidence, because whoever may assume it chooses the session name",
 			caller.arn, caller.account, call.partition.Name)
 	}
-	if !cloud.IsEC2InstanceID(id) || caller.userID != caller.account+":"+role+":"+id {
+	if !cloudname.IsEC2Instance(id) || caller.userID != caller.account+":"+role+":"+id {
 		return nil, cloud.Refuse(cloud.ReasonInstance, "STS does not name one instance: ARN %.160q, user ID %.160q", caller.arn, caller.userID)
 	}
 
@@ -165,8 +166,12 @@ func (v *Verifier) Judge(call *Call, status int, body []byte) (*cloud.Verified, 
 		return nil, cloud.Refuse(cloud.ReasonInstance, "the instance is in account %s, which is not listed", caller.account)
 	}
 	return &cloud.Verified{
-		Instance:      attestation.Instance{Platform: platform, ID: id, Account: caller.account},
-		HasProviderID: func(providerID string) bool { return cloud.IsEC2ProviderID(providerID, id) },
+		Instance: attestation.Instance{Platform: platform, ID: id, Account: caller.account},
+		// STS does not name the zone. The ID alone names the instance.
+		HasProviderID: func(providerID string) bool {
+			_, instance, ok := cloudname.ParseEC2ProviderID(providerID)
+			return ok && instance == id
+		},
 	}, nil
 }
 

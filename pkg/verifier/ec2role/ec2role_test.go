@@ -12,6 +12,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/testing/aws"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation/cloudname"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation/stscall"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/cloud"
@@ -244,7 +245,7 @@ func TestJudge(t *testing.T) {
 		if want := (attestation.Instance{Platform: "ec2", ID: instanceID, Account: account}); verified.Instance != want {
 			t.Errorf("%s: %+v, want %+v", c.name, verified.Instance, want)
 		}
-		if !verified.HasProviderID("aws:///eu-west-1a/"+instanceID) || verified.HasProviderID("aws:///eu-west-1a/i-0123456789abcdef1") {
+		if !verified.HasProviderID("aws:///eusc-de-east-1a/"+instanceID) || verified.HasProviderID("aws:///eu-west-1a/i-0123456789abcdef1") || verified.HasProviderID("aws:///zz-99-99/"+instanceID) {
 			t.Errorf("%s: another provider ID", c.name)
 		}
 	}
@@ -334,7 +335,7 @@ func FuzzJudge(f *testing.F) {
 		if (verified == nil) == (err == nil) {
 			t.Fatalf("%v, %v", verified, err)
 		}
-		if err == nil && (status != 200 || verified.Instance.Account != account || !cloud.IsEC2InstanceID(verified.Instance.ID)) {
+		if err == nil && (status != 200 || verified.Instance.Account != account || !cloudname.IsEC2Instance(verified.Instance.ID)) {
 			t.Fatalf("status %d: %+v", status, verified.Instance)
 		}
 	})

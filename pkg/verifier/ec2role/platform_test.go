@@ -257,7 +257,7 @@ func TestFalseEvidence(t *testing.T) {
 		{"signature expired", func(e *enrolment) { e.platform.SetClock(20 * time.Minute) }, cloud.ReasonSignature},
 		{"signature ahead", func(e *enrolment) { e.platform.SetClock(-20 * time.Minute) }, cloud.ReasonSignature},
 		{"credentials expired", func(e *enrolment) { e.platform.SetClock(7 * time.Hour) }, cloud.ReasonSignature},
-		// A controller that forgot a check would be told so by STS.
+		// STS would refuse the call of a controller that forgot a check.
 		{"body changed", func(e *enrolment) { e.call = func(c *ec2role.Call) { c.Body += "&x=y" } }, cloud.ReasonSignature},
 		{"nonce left out", func(e *enrolment) { e.call = func(c *ec2role.Call) { c.Header.Del(stscall.NonceHeader) } }, cloud.ReasonSignature},
 		{"token left out", func(e *enrolment) { e.call = func(c *ec2role.Call) { c.Header.Del(stscall.TokenHeader) } }, cloud.ReasonSignature},

@@ -4,8 +4,8 @@
 // Engine. https://cloud.google.com/compute/docs/instances/verifying-instance-identity describes it.
 //
 // The token has what Google knows of the instance. It has no metadata attributes, labels or tags:
-// whoever creates an instance writes those, so they show no membership. The package has no access
-// to them.
+// the creator of an instance writes those, so they show no membership. The package has no access to
+// them.
 package gce
 
 import (
@@ -80,7 +80,7 @@ func New(c Config) (*Verifier, error) {
 // UnknownKeyError means that the key set does not have the token's key. The set may be older than
 // the token, so this is no verdict on the node.
 type UnknownKeyError struct {
-	// KeyID is the node's word.
+	// KeyID is the key ID in the token. The node chose it.
 	KeyID string
 }
 
@@ -165,7 +165,7 @@ func parseHeader(token []byte) (keyID string, err error) {
 			header = decoded
 		}
 	}
-	members, err := parseObject(header)
+	members, err := cloud.ParseObject(header)
 	if err != nil {
 		return "", fmt.Errorf("header: %w", err)
 	}
@@ -173,11 +173,11 @@ func parseHeader(token []byte) (keyID string, err error) {
 		return "", errors.New("header: must have alg, kid and typ only")
 	}
 	for name, want := range map[string]string{"alg": algorithm, "typ": "JWT"} {
-		if value, err := members.text(name); err != nil || value != want {
+		if value, err := members.Text(name); err != nil || value != want {
 			return "", fmt.Errorf("header: %s is not %s", name, want)
 		}
 	}
-	if keyID, err = members.text("kid"); err == nil {
+	if keyID, err = members.Text("kid"); err == nil {
 		err = checkKeyID(keyID)
 	}
 	return keyID, err
@@ -201,14 +201,14 @@ type claims struct {
 }
 
 func parseClaims(payload []byte) (claims, error) {
-	members, err := parseObject(payload)
+	members, err := cloud.ParseObject(payload)
 	if err != nil {
 		return claims{}, err
 	}
-	by, noIssuer := members.text("iss")
-	audience, noAudience := members.text("aud") // a list would have other readers, too
-	issued, noIssued := members.positive("iat")
-	expires, noExpires := members.positive("exp")
+	by, noIssuer := members.Text("iss")
+	audience, noAudience := members.Text("aud") // a list would have other readers, too
+	issued, noIssued := members.Positive("iat")
+	expires, noExpires := members.Positive("exp")
 	if err := cmp.Or(noIssuer, noAudience, noIssued, noExpires); err != nil {
 		return claims{}, err
 	}
@@ -228,11 +228,11 @@ var errNoInstance = errors.New("it does not name an instance of Compute Engine")
 // parseInstance parses the member google of the claims. Other members, such as license_id, are
 // ignored: they depend on what the creator of the instance chose.
 func parseInstance(google []byte) (i instance, err error) {
-	outer, err := parseObject(google)
+	outer, err := cloud.ParseObject(google)
 	if err != nil {
 		return instance{}, errNoInstance
 	}
-	members, err := parseObject(outer["compute_engine"])
+	members, err := cloud.ParseObject(outer["compute_engine"])
 	if err != nil {
 		return instance{}, errNoInstance
 	}
@@ -246,7 +246,7 @@ func parseInstance(google []byte) (i instance, err error) {
 		{"instance_name", labelForm, &i.name},
 		{"instance_id", idForm, &i.id},
 	} {
-		value, err := members.text(field.name)
+		value, err := members.Text(field.name)
 		if err != nil {
 			return instance{}, err
 		}
@@ -258,6 +258,6 @@ func parseInstance(google []byte) (i instance, err error) {
 	if _, err := strconv.ParseUint(i.id, 10, 64); err != nil {
 		return instance{}, errors.New("instance_id is malformed")
 	}
-	_, err = members.positive("project_number")
+	_, err = members.Positive("project_number")
 	return i, err
 }

@@ -319,7 +319,7 @@ func TestUnknownKey(t *testing.T) {
 	}
 }
 
-// Whoever creates a VM writes its attributes, labels, tags and licenses. If a future token had
+// The creator of a VM writes its attributes, labels, tags and licenses. If a future token had
 // them, they would still change nothing: not which instance it is, and not which machine.
 func TestMembershipIsNotMetadata(t *testing.T) {
 	lies := map[string]any{

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/go-jose/go-jose/v4"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/cloud"
 )
 
 const (
@@ -51,7 +53,7 @@ func ParseKeySet(data []byte) (KeySet, error) {
 	if len(data) > MaxKeySet {
 		return KeySet{}, fmt.Errorf("key set: longer than %d bytes", MaxKeySet)
 	}
-	set, err := parseObject(data)
+	set, err := cloud.ParseObject(data)
 	if err != nil {
 		return KeySet{}, fmt.Errorf("key set: %w", err)
 	}
@@ -84,12 +86,12 @@ func ParseKeySet(data []byte) (KeySet, error) {
 
 // parseKey returns a key and its ID, or nil if the key is not for RS256 signatures.
 func parseKey(data []byte) (string, *rsa.PublicKey, error) {
-	members, err := parseObject(data)
+	members, err := cloud.ParseObject(data)
 	if err != nil {
 		return "", nil, err
 	}
 	for name, want := range map[string]string{"kty": "RSA", "alg": algorithm, "use": "sig"} {
-		if value, err := members.text(name); err != nil || value != want {
+		if value, err := members.Text(name); err != nil || value != want {
 			return "", nil, nil //nolint:nilerr // a key without that member is another kind of key
 		}
 	}

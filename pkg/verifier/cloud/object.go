@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package gce
+package cloud
 
 import (
 	"bytes"
@@ -11,12 +11,13 @@ import (
 	"unicode/utf8"
 )
 
-// object is a JSON object (RFC 8259, section 4). Its names are unique and case-sensitive.
+// Object is a JSON object (RFC 8259, section 4). Its names are unique and case-sensitive.
 // encoding/json alone takes the last of two equal names, and ignores case: another reader of the
 // same bytes could see another value.
-type object map[string]json.RawMessage
+type Object map[string]json.RawMessage
 
-func parseObject(data []byte) (object, error) {
+// ParseObject parses one JSON object in UTF-8, with nothing after it. Values stay as they are.
+func ParseObject(data []byte) (Object, error) {
 	if !utf8.Valid(data) { // encoding/json would replace what is not
 		return nil, errors.New("not UTF-8")
 	}
@@ -24,7 +25,7 @@ func parseObject(data []byte) (object, error) {
 	if start, err := decoder.Token(); err != nil || start != json.Delim('{') {
 		return nil, errors.New("not a JSON object")
 	}
-	o := object{}
+	o := Object{}
 	for decoder.More() {
 		token, err := decoder.Token()
 		if err != nil {
@@ -49,8 +50,8 @@ func parseObject(data []byte) (object, error) {
 	return o, nil
 }
 
-// text returns a member that is a string. It has no default: a missing one is an error.
-func (o object) text(name string) (string, error) {
+// Text returns a member that is a string. It has no default: a missing one is an error.
+func (o Object) Text(name string) (string, error) {
 	value, found := o[name]
 	if !found || value[0] != '"' {
 		return "", fmt.Errorf("%q is not a string", name)
@@ -60,8 +61,8 @@ func (o object) text(name string) (string, error) {
 	return text, err
 }
 
-// positive returns a member that is a whole number greater than zero.
-func (o object) positive(name string) (int64, error) {
+// Positive returns a member that is a whole number greater than zero.
+func (o Object) Positive(name string) (int64, error) {
 	var number int64
 	if err := json.Unmarshal(o[name], &number); err != nil || number <= 0 {
 		return 0, fmt.Errorf("%q is not a positive whole number", name)
