@@ -116,10 +116,12 @@ func revoked(ctx context.Context, b *bench) error {
 		costs := map[string]*revokedCost{}
 		for round := range revokedRounds {
 			for i := range revokedStates {
-				s := revokedStates[(round+i)%len(revokedStates)] // each is first once
-				if round%2 == 1 {                                // what the state before leaves behind slows no state more
-					s = revokedStates[(round+len(revokedStates)-i)%len(revokedStates)]
+				at := round + i // each is first once
+				if round%2 == 1 {
+					// In the other direction: what a state leaves behind slows another one then.
+					at = round + len(revokedStates) - i
 				}
+				s := revokedStates[at%len(revokedStates)]
 				if err := site.establish(ctx, s); err != nil {
 					return fmt.Errorf("%s: %w", s.name, err)
 				}

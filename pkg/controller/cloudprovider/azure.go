@@ -62,7 +62,7 @@ func (l *VMIDs) of(ctx context.Context, id azure.ResourceID) (string, error) {
 // whether that is the one that signed.
 func Azure(v *azure.Verifier, ids *VMIDs) Judge {
 	return func(ctx context.Context, request verifier.Filed, providerID string) (*cloud.Verified, error) {
-		verified, err := v.Verify(request, nil)
+		verified, err := v.Verify(request)
 		if err != nil || ids == nil {
 			return verified, err
 		}
@@ -79,6 +79,7 @@ func Azure(v *azure.Verifier, ids *VMIDs) Judge {
 		if vmID != verified.Instance.ID {
 			ids.ids.Expire(resource.String(), minVMIDAge)
 		}
-		return v.Verify(request, map[azure.ResourceID]string{resource: vmID})
+		azure.Connect(verified, resource, vmID)
+		return verified, nil
 	}
 }

@@ -73,7 +73,7 @@ func (s *Settings) checkNames() error {
 	switch {
 	case c.ClusterUID == "" && c.ClusterAPI == nil:
 		return errors.New("clusterUID: must be set, to a text that no other cluster has and that does not come from the cluster's own API")
-	case len(c.ClusterUID) > 128 || strings.ContainsFunc(c.ClusterUID, func(r rune) bool { return r <= ' ' || r > '~' }):
+	case attestation.CheckClusterUID(c.ClusterUID) != nil:
 		return errors.New("clusterUID: must have 1 to 128 printable ASCII characters, and no space")
 	case len(validation.IsDNS1123Label(c.Namespace)) > 0:
 		return fmt.Errorf("namespace: %.64q is not the name of one", c.Namespace)

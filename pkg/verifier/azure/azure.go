@@ -78,11 +78,8 @@ type Verifier struct {
 
 // New copies and checks the policy.
 func New(c Config) (*Verifier, error) {
-	if c.ClusterUID == "" {
-		return nil, errors.New("cluster UID: must not be empty")
-	}
-	if err := attestation.CheckClusterUID(c.ClusterUID); err != nil {
-		return nil, fmt.Errorf("cluster UID: %w", err)
+	if err := cloud.CheckCluster(c.ClusterUID); err != nil {
+		return nil, err
 	}
 	v := &Verifier{
 		clusterUID: c.ClusterUID, domain: c.Cloud.domain(), subscriptions: slices.Clone(c.Subscriptions),
@@ -130,11 +127,10 @@ func (e *UnknownIssuerError) Error() string {
 	return fmt.Sprintf("attested document: no configured CA is its signer's issuer, %.128q", e.Issuer)
 }
 
-// Verify verifies the evidence of a request. vmIDs are the vmIds that Azure Resource Manager has
-// for resources. It may be nil: then the VM has no provider ID, and an inventory must list it. The
-// error is a verifier.Refusals if the evidence is false, and an *UnknownIssuerError if it cannot be
-// judged with these CAs.
-func (v *Verifier) Verify(request verifier.Filed, vmIDs map[ResourceID]string) (*cloud.Verified, error) {
+// Verify verifies the evidence of a request. The VM has no provider ID before Connect, and then an
+// inventory must list it. The error is a verifier.Refusals if the evidence is false, and an
+// *UnknownIssuerError if it cannot be judged with these CAs.
+func (v *Verifier) Verify(request verifier.Filed) (*cloud.Verified, error) {
 	// 1. The document is of this provider, for this cluster.
 	statement, err := cloud.Open(request, Name, attestation.VersionAzure, v.clusterUID)
 	if err != nil {
@@ -174,27 +170,27 @@ func (v *Verifier) Verify(request verifier.Filed, vmIDs map[ResourceID]string) (
 	if len(v.subscriptions) > 0 && !slices.Contains(v.subscriptions, says.subscription) {
 		return nil, cloud.Refuse(cloud.ReasonInstance, "the VM is in subscription %s, which is not listed", says.subscription)
 	}
-	var resources []ResourceID
-	for id, vmID := range vmIDs {
-		if vmID == says.vmID && id.Subscription == says.subscription {
-			resources = append(resources, id)
-		}
-	}
 	return &cloud.Verified{
 		// Names are reused after a VM is deleted. The vmId is not.
-		Instance: attestation.Instance{Platform: Name, ID: says.vmID, Account: says.subscription},
-		HasProviderID: func(providerID string) bool {
-			if len(resources) == 0 { // parsing the IDs of many machines takes long
-				return false
-			}
-			id, err := ParseProviderID(providerID)
-			return err == nil && slices.Contains(resources, id)
-		},
+		Instance:      attestation.Instance{Platform: Name, ID: says.vmID, Account: says.subscription},
+		HasProviderID: func(string) bool { return false },
 	}, nil
 }
 
+// Connect gives a VM that Verify returned the provider ID of a resource, if vmID, which Azure
+// Resource Manager has for the resource, is the VM's.
+func Connect(verified *cloud.Verified, resource ResourceID, vmID string) {
+	if vmID != verified.Instance.ID || resource.Subscription != verified.Instance.Account {
+		return
+	}
+	verified.HasProviderID = func(providerID string) bool {
+		id, err := ParseProviderID(providerID)
+		return err == nil && id == resource
+	}
+}
+
 // checkSigner verifies the signer's certificate. The other certificates of the document can only be
-// intermediate CAs: whoever files a document chooses them, and their order.
+// intermediate CAs: the node that files a document chooses them, and their order.
 func (v *Verifier) checkSigner(signed *signedData, says content) error {
 	if !slices.ContainsFunc(signed.signer.DNSNames, v.isMetadataService) {
 		return cloud.Refuse(cloud.ReasonSignature, "attested document: its signer's certificate is not for %s", v.domain)

@@ -115,10 +115,11 @@ func TestAccepted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	verified, err := v.Verify(valid(t), map[ResourceID]string{id: theVM})
+	verified, err := v.Verify(valid(t))
 	if err != nil {
 		t.Fatal(err)
 	}
+	Connect(verified, id, theVM)
 	if want := (attestation.Instance{Platform: "azure", ID: theVM, Account: theSubscription}); verified.Instance != want {
 		t.Errorf("instance %+v, want %+v", verified.Instance, want)
 	}
@@ -134,7 +135,7 @@ func TestAccepted(t *testing.T) {
 		}
 	}
 	// The same bytes are judged again later, and when the controller has restarted.
-	if _, err := newVerifier(t, config()).Verify(valid(t), nil); err != nil {
+	if _, err := newVerifier(t, config()).Verify(valid(t)); err != nil {
 		t.Error(err)
 	}
 }
@@ -148,9 +149,12 @@ func TestNoProviderIDWithoutLookup(t *testing.T) {
 	for name, vmIDs := range map[string]map[ResourceID]string{
 		"no answer": nil, "another VM's ID": {id: other}, "empty ID": {id: ""}, "another subscription": {elsewhere: theVM},
 	} {
-		verified, err := v.Verify(valid(t), vmIDs)
+		verified, err := v.Verify(valid(t))
 		if err != nil {
 			t.Fatal(err)
+		}
+		for id, vmID := range vmIDs {
+			Connect(verified, id, vmID)
 		}
 		for _, id := range []ResourceID{id, elsewhere} {
 			if verified.HasProviderID("azure://" + id.String()) {
@@ -276,7 +280,7 @@ func TestRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			verified, err := newVerifier(t, config()).Verify(file(t, filed(), theCluster, row.statement), nil)
+			verified, err := newVerifier(t, config()).Verify(file(t, filed(), theCluster, row.statement))
 			if verified != nil || reason(err) != row.want {
 				t.Errorf("%v, %q, want %q", verified, reason(err), row.want)
 			}
@@ -299,7 +303,7 @@ func TestTolerated(t *testing.T) {
 		"region alone":          w.intermediate.Signer(nil, "westeurope.metadata.azure.com").Sign(content).DER(),
 		"intermediate CA in it": good.DER(),
 	} {
-		if _, err := newVerifier(t, config()).Verify(file(t, filed(), theCluster, statement), nil); err != nil {
+		if _, err := newVerifier(t, config()).Verify(file(t, filed(), theCluster, statement)); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -309,7 +313,7 @@ func TestWeakKey(t *testing.T) {
 	for name, bits := range map[string]int{"weak": 1024, "slow": 8192} {
 		d := world().signer.Sign(vm().Content(nonceOf(filed(), theCluster), created))
 		d.Certificates = append(d.Certificates, &x509.Certificate{Raw: keyed(t, bits)})
-		_, err := newVerifier(t, config()).Verify(file(t, filed(), theCluster, d.DER()), nil)
+		_, err := newVerifier(t, config()).Verify(file(t, filed(), theCluster, d.DER()))
 		if reason(err) != string(cloud.ReasonMalformed) || !strings.Contains(err.Error(), "2048 to 4096") {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -379,7 +383,7 @@ func TestBinding(t *testing.T) {
 	} {
 		r := filed()
 		row.change(&r)
-		_, err := newVerifier(t, config()).Verify(file(t, r, row.cluster, statement), nil)
+		_, err := newVerifier(t, config()).Verify(file(t, r, row.cluster, statement))
 		if reason(err) != string(row.want) {
 			t.Errorf("%s: %v, want %q", name, err, row.want)
 		}
@@ -393,7 +397,7 @@ func TestOtherClouds(t *testing.T) {
 		for _, at := range []Cloud{Public, USGovernment, China} {
 			c := config()
 			c.Cloud = at
-			if _, err := newVerifier(t, c).Verify(r, nil); (err == nil) != (at == named) {
+			if _, err := newVerifier(t, c).Verify(r); (err == nil) != (at == named) {
 				t.Errorf("document of %s, verifier of %s: %v", named, at, err)
 			}
 		}
@@ -421,7 +425,7 @@ func TestConfig(t *testing.T) {
 	c := config()
 	v := newVerifier(t, c)
 	c.Subscriptions[1] = other
-	if _, err := v.Verify(valid(t), nil); err != nil {
+	if _, err := v.Verify(valid(t)); err != nil {
 		t.Error(err)
 	}
 }
@@ -465,7 +469,7 @@ func TestRealDocument(t *testing.T) {
 	}
 	r := filed()
 	r.Created = at
-	if _, err := v.Verify(file(t, r, theCluster, readReal(t)), nil); reason(err) != string(cloud.ReasonRequest) {
+	if _, err := v.Verify(file(t, r, theCluster, readReal(t))); reason(err) != string(cloud.ReasonRequest) {
 		t.Error(err)
 	}
 	for name, change := range map[string]func(*content){
@@ -495,7 +499,7 @@ func TestRealDocumentChanged(t *testing.T) {
 		}
 		changed := bytes.Clone(der)
 		changed[i] ^= 1 << (i % 8)
-		_, err := v.Verify(file(t, r, theCluster, changed), nil)
+		_, err := v.Verify(file(t, r, theCluster, changed))
 		if _, unknown := errors.AsType[*UnknownIssuerError](err); unknown {
 			continue
 		}
@@ -527,7 +531,7 @@ func TestAuthorities(t *testing.T) {
 func BenchmarkVerify(b *testing.B) {
 	v, r := newVerifier(b, config()), valid(b)
 	for b.Loop() {
-		if _, err := v.Verify(r, nil); err != nil {
+		if _, err := v.Verify(r); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -67,7 +67,7 @@ var (
 	rsaEncryption  = pkix.AlgorithmIdentifier{Algorithm: asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 1, 1}, Parameters: asn1.NullRawValue}
 )
 
-// signedData is a parsed document, of which nothing is verified.
+// signedData is a parsed document. Nothing in it is verified.
 type signedData struct {
 	content, signature []byte
 	// signer is the certificate that the signer information names, and others are the rest.

@@ -7,6 +7,8 @@
 package cloud
 
 import (
+	"errors"
+	"fmt"
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
@@ -97,6 +99,18 @@ func Open(request verifier.Filed, provider string, version attestation.Version, 
 			PKCS10: content.PKCS10, Usages: request.Usages, ExpirationSeconds: request.ExpirationSeconds,
 		},
 	}, nil
+}
+
+// CheckCluster returns an error unless uid may be the controller's cluster. A node's setting may be
+// empty, and the controller's may not.
+func CheckCluster(uid string) error {
+	if uid == "" {
+		return errors.New("cluster UID: must not be empty")
+	}
+	if err := attestation.CheckClusterUID(uid); err != nil {
+		return fmt.Errorf("cluster UID: %w", err)
+	}
+	return nil
 }
 
 // CheckAge refuses a statement that was not signed just before the request was filed.

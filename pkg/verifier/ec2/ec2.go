@@ -67,11 +67,8 @@ type Verifier struct {
 
 // New copies and checks the policy.
 func New(c Config) (*Verifier, error) {
-	if c.ClusterUID == "" {
-		return nil, errors.New("cluster UID: must not be empty")
-	}
-	if err := attestation.CheckClusterUID(c.ClusterUID); err != nil {
-		return nil, fmt.Errorf("cluster UID: %w", err)
+	if err := cloud.CheckCluster(c.ClusterUID); err != nil {
+		return nil, err
 	}
 	v := &Verifier{clusterUID: c.ClusterUID, roots: x509.NewCertPool(), pcrs: map[int][][]byte{}}
 	roots := c.Roots

@@ -60,11 +60,8 @@ type Verifier struct {
 
 // New copies and checks the policy.
 func New(c Config) (*Verifier, error) {
-	if c.ClusterUID == "" {
-		return nil, errors.New("cluster UID: must not be empty")
-	}
-	if err := attestation.CheckClusterUID(c.ClusterUID); err != nil {
-		return nil, fmt.Errorf("cluster UID: %w", err)
+	if err := cloud.CheckCluster(c.ClusterUID); err != nil {
+		return nil, err
 	}
 	for i, project := range c.Projects {
 		if !projectForm.MatchString(project) {
