@@ -19,7 +19,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/cloud"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
@@ -308,8 +307,7 @@ func (r right) refusal() string {
 // isForClouds reports whether a right is for the evidence of clouds, which this controller does not
 // accept. TestInstanceBecomesReady of test/cloud uses these.
 func (r right) isForClouds() bool {
-	provider, ok := strings.CutPrefix(r.name, "cluster.x-k8s.io/kube-apiserver-client-kubelet-")
-	return ok && r.resource == "signers" && slices.Contains(cloud.Names, provider)
+	return r.resource == "signers" && slices.Contains(clouds, r.name)
 }
 
 // request returns the request that shows that the right is missing.

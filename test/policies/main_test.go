@@ -67,9 +67,13 @@ const (
 // it writes the certificate. The manifests give it the rights for those granted: for the others the
 // right is optional, or does not exist yet.
 var (
-	guarded = []string{tpmSigner, insecureSigner, servingSigner, builtinSigner}
-	signed  = []string{tpmSigner, insecureSigner, servingSigner}
-	granted = []string{tpmSigner, builtinSigner}
+	clouds = []string{
+		"cluster.x-k8s.io/kube-apiserver-client-kubelet-ec2", "cluster.x-k8s.io/kube-apiserver-client-kubelet-ec2-role",
+		"cluster.x-k8s.io/kube-apiserver-client-kubelet-gce", "cluster.x-k8s.io/kube-apiserver-client-kubelet-azure",
+	}
+	guarded = slices.Concat(clouds, []string{tpmSigner, insecureSigner, servingSigner, builtinSigner})
+	signed  = slices.Concat(clouds, []string{tpmSigner, insecureSigner, servingSigner})
+	granted = slices.Concat(clouds, []string{tpmSigner, builtinSigner})
 )
 
 // bed has what all tests of the package share. Tests that use it run one after the other. Tests
