@@ -3,7 +3,6 @@
 package authenticator
 
 import (
-	"fmt"
 	"os"
 	"os/exec"
 	"strconv"
@@ -25,10 +24,12 @@ func StartDetached(args []string, env ...string) (process.ID, error) {
 	cmd := exec.Command(self, args...) //nolint:gosec // G204: this program itself
 	cmd.Env = append(os.Environ(), env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := cmd.Start(); err != nil {
+	restore := raiseOOMScore(ownOOMScore)
+	err := cmd.Start()
+	restore()
+	if err != nil {
 		return process.ID{}, err
 	}
-	dieFirst(fmt.Sprintf("/proc/%d/oom_score_adj", cmd.Process.Pid))
 	// if the worker has already ended, this ID matches no live process
 	id := process.ID{PID: cmd.Process.Pid}
 	if found, err := process.Of(id.PID); err == nil {
@@ -39,15 +40,20 @@ func StartDetached(args []string, env ...string) (process.ID, error) {
 	return id, nil
 }
 
-// dieFirst raises the OOM score in a worker's file to the highest (proc_pid_oom_score_adj(5)). If
-// the kubelet's unit has too little memory, the kernel then kills the worker, and not the kubelet
-// or a run. The kubelet is larger, and its children inherit its score. When a worker dies, nothing
-// is lost. It is a best effort.
-func dieFirst(file string) {
-	if f, err := os.OpenFile(file, os.O_WRONLY, 0); err == nil {
-		_, _ = f.WriteString("1000")
-		_ = f.Close()
+// ownOOMScore has the OOM score of this process (proc_pid_oom_score_adj(5)). Children inherit it.
+const ownOOMScore = "/proc/self/oom_score_adj"
+
+// raiseOOMScore raises the score in a file to the highest, until restore is called. A worker that
+// starts meanwhile has it from its first page of memory on: if the kubelet's unit has too little,
+// the kernel kills the worker, and not the kubelet, which is larger and has the score that this run
+// inherited. When a worker dies, nothing is lost. It is a best effort. Without CAP_SYS_RESOURCE the
+// run keeps the score, and it is about to end.
+func raiseOOMScore(file string) (restore func()) {
+	before, err := os.ReadFile(file) //nolint:gosec // G304: ownOOMScore
+	if err != nil || os.WriteFile(file, []byte("1000"), 0) != nil {
+		return func() {}
 	}
+	return func() { _ = os.WriteFile(file, before, 0) }
 }
 
 // closeOnExec marks all descriptors but the standard three. A worker that held a pipe of the caller
