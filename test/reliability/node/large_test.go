@@ -25,7 +25,8 @@ exit $code`
 
 // The kubelet's unit has too little memory left for a worker. The kernel kills the worker, and not
 // the kubelet, which is larger. A valid certificate is printed, and with more memory the node gets
-// the next one.
+// the next one. On a busy machine the kernel may find the run in the moment in which its worker
+// starts, and kill it, too: then the kubelet calls again.
 func TestWorkerIsKilledBeforeTheKubelet(t *testing.T) {
 	t.Parallel()
 	u := newUnit(t, built.plugin)
@@ -54,7 +55,8 @@ func TestWorkerIsKilledBeforeTheKubelet(t *testing.T) {
 	killed, err := g.Killed()
 	harness.Must(t, err)
 	t.Logf("%d KiB in use, %d KiB left: exit code %d, %d processes killed", used>>10, left>>10, r.Code, killed)
-	if r.Code != 0 {
+	const runKilled = 128 + 9 // the stand-in for the kubelet says so, and has outlived it
+	if r.Code != 0 && r.Code != runKilled {
 		t.Errorf("exit code %d: %s", r.Code, r.Stderr)
 	}
 	if killed == 0 {
