@@ -50,11 +50,11 @@ const ownOOMScore = "/proc/self/oom_score_adj"
 // kubelet calls again. It is a best effort. Without CAP_SYS_RESOURCE the run keeps the score, and it
 // is about to end.
 func raiseOOMScore(file string) (restore func()) {
-	before, err := os.ReadFile(file) //nolint:gosec // G304: ownOOMScore
+	before, err := os.ReadFile(file)
 	if err != nil || os.WriteFile(file, []byte("1000"), 0) != nil {
 		return func() {}
 	}
-	return func() { _ = os.WriteFile(file, before, 0) }
+	return func() { _ = os.WriteFile(file, before, 0) } //nolint:gosec // G703: ownOOMScore
 }
 
 // closeOnExec marks all descriptors but the standard three. A worker that held a pipe of the caller
