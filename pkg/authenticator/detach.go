@@ -45,10 +45,10 @@ const ownOOMScore = "/proc/self/oom_score_adj"
 
 // raiseOOMScore raises the score in a file to the highest, until restore is called. A worker that
 // starts meanwhile has it from its first page of memory on: if the kubelet's unit has too little,
-// the kernel kills the worker, and not the kubelet, which is larger and has the score that this run
-// inherited. When a worker dies, nothing is lost. In this moment it may kill the run instead, and the
-// kubelet calls again. It is a best effort. Without CAP_SYS_RESOURCE the run keeps the score, and it
-// is about to end.
+// the kernel kills the worker, and not the kubelet, which is larger and has the score that this
+// run inherited. When a worker dies, nothing is lost. In this moment it may kill the run instead,
+// and the kubelet calls again. It is a best effort. Without CAP_SYS_RESOURCE the run keeps the
+// score, and it is about to end.
 func raiseOOMScore(file string) (restore func()) {
 	before, err := os.ReadFile(file)
 	if err != nil || os.WriteFile(file, []byte("1000"), 0) != nil {
