@@ -72,10 +72,12 @@ func TestOneReplica(t *testing.T) {
 		t.Errorf("%d certificates are noted that nobody has", n)
 	}
 
-	metrics, err := r.Metrics(t.Context())
-	if written := "node_attestation_decision_records_written_total{sink=\"file\"} 1\n"; err != nil || !strings.Contains(metrics, written) {
-		t.Errorf("no %s: %v", written, err)
-	}
+	// The controller writes the decision's record after it has published the certificate.
+	written := "node_attestation_decision_records_written_total{sink=\"file\"} 1\n"
+	harness.Eventually(t, time.Second, "it counts "+written, func() bool {
+		metrics, err := r.Metrics(t.Context())
+		return err == nil && strings.Contains(metrics, written)
+	})
 	r.stops(t)
 	line, err := os.ReadFile(decisions)
 	if err != nil {
