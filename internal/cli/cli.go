@@ -35,6 +35,8 @@ type Process struct {
 const (
 	CodeUnexpected = 1
 	CodeUsage      = 3
+	// CodeConfiguration says that the configuration is wrong, in programs that have one.
+	CodeConfiguration = 10
 )
 
 // Failure is an error with its exit code and a hint for a person.

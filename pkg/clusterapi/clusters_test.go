@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 )
@@ -63,22 +64,23 @@ func (noPlatform) EndorsementKeys(context.Context, []PlatformMachine) (map[Platf
 	return nil, nil
 }
 
-// It is an error at the start if ekSources has Platform without a platform, or the reverse.
-func TestPlatformsAreAskedFor(t *testing.T) {
+func TestPlatformIsOneOfTheProgram(t *testing.T) {
 	t.Parallel()
+	open := func(context.Context, manager.Manager) (EKTrust, error) { return noPlatform{}, nil }
+	two := map[string]OpenPlatform{"acme": open, "metal3": open}
 	for name, c := range map[string]struct {
-		sources string
-		trust   EKTrust
-		says    string
+		section   string
+		platforms map[string]OpenPlatform
+		says      string
 	}{
-		"none":              {"Annotation", nil, ""},
-		"one":               {"Annotation, Platform", noPlatform{}, ""},
-		"not in this one":   {"Platform", nil, "knows no platform"},
-		"one that is idle":  {"Annotation", noPlatform{}, "must have Platform"},
-		"nothing but trust": {"Platform", noPlatform{}, ""},
+		"none":               {"ekSources: [Annotation]", nil, ""},
+		"none of two":        {"ekSources: [Annotation]", two, ""},
+		"one of two":         {"ekSources: [Annotation, Platform], platform: acme", two, ""},
+		"in another program": {"ekSources: [Platform], platform: acme", nil, `does not know "acme", but no platform`},
+		"mistyped":           {"ekSources: [Platform], platform: metal", two, `does not know "metal", but acme, metal3; did you mean metal3?`},
 	} {
-		err := Management{Trust: c.trust}.Check(settingsOf(t, "ekSources: ["+c.sources+"]"))
-		if (err == nil) != (c.says == "") || err != nil && (!strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), "clusterAPI.ekSources")) {
+		err := Management{Platforms: c.platforms}.Check(settingsOf(t, c.section))
+		if (err == nil) != (c.says == "") || err != nil && (!strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), "clusterAPI.platform")) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
@@ -52,6 +53,19 @@ func annotationOf(annotations map[string]string) ekAnnotation {
 
 // parseEKs returns the fingerprints in an annotation, in the form of Evidence.EK.
 func parseEKs(value string) ([]string, error) {
+	fingerprints, err := EKsInAnnotation(value)
+	if err != nil {
+		return nil, err
+	}
+	var eks []string
+	for _, ek := range fingerprints {
+		eks = append(eks, ek.String())
+	}
+	return eks, nil
+}
+
+// EKsInAnnotation returns the fingerprints in a value of attestation.AnnotationEK, at least one.
+func EKsInAnnotation(value string) ([]tpm.Fingerprint, error) {
 	if len(value) > maxAnnotation {
 		return nil, fmt.Errorf("the annotation %s is longer than %d bytes", annotationEK, maxAnnotation)
 	}
@@ -59,16 +73,16 @@ func parseEKs(value string) ([]string, error) {
 	if len(entries) == 0 || len(entries) > maxEKs {
 		return nil, fmt.Errorf("the annotation %s has no EK, or more than %d", annotationEK, maxEKs)
 	}
-	var eks []string
+	var eks []tpm.Fingerprint
 	for _, entry := range entries {
 		ek, err := tpm.ParseFingerprint(strings.TrimPrefix(entry, ekPrefix))
 		switch {
 		case err != nil:
 			return nil, fmt.Errorf("the annotation %s has %.80q, which is not the SHA-256 of an EK in lower-case hex", annotationEK, entry)
-		case slices.Contains(eks, ek.String()):
+		case slices.Contains(eks, ek):
 			return nil, fmt.Errorf("the annotation %s has the EK %s twice", annotationEK, ek)
 		}
-		eks = append(eks, ek.String())
+		eks = append(eks, ek)
 	}
 	return eks, nil
 }
@@ -90,7 +104,7 @@ func mergeAnnotations(machine, infra ekAnnotation) ([]string, error) {
 
 // addAnnotated adds the EKs in annotations. A machine with invalid annotations gets none from
 // there. If its InfraMachine cannot be read, the Machine's own annotation counts.
-func (s *machineSource) addAnnotated(ctx context.Context, entries []machineEntry, now time.Time, problems *problemSet) {
+func (s *machineSource) addAnnotated(ctx context.Context, entries []machineEntry, now time.Time, problems *text.Problems) {
 	kinds := map[schema.GroupKind]kindEKs{}
 	for i := range entries {
 		m := &entries[i]
@@ -107,9 +121,9 @@ func (s *machineSource) addAnnotated(ctx context.Context, entries []machineEntry
 			}
 			switch {
 			case errors.Is(listed.err, errInfraKinds):
-				problems.set("InfraMachines", listed.err) // once for all kinds
+				problems.Set("InfraMachines", listed.err) // once for all kinds
 			case listed.err != nil:
-				problems.set("infrastructure "+kind.String(), listed.err)
+				problems.Set("infrastructure "+kind.String(), listed.err)
 			}
 			// An InfraMachine that is not in the list is about to be made, or about to go.
 			if infra, ok = listed.names[m.infra.Name]; !ok {
@@ -118,7 +132,7 @@ func (s *machineSource) addAnnotated(ctx context.Context, entries []machineEntry
 		}
 		eks, err := mergeAnnotations(m.annotation, infra)
 		if err != nil {
-			problems.set("machine "+m.owner, err)
+			problems.Set("machine "+m.owner, err)
 			m.markUnavailable(verifier.EKAnnotation)
 		}
 		m.addEKs(verifier.EKAnnotation, eks...)

@@ -24,6 +24,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 )
@@ -59,7 +60,7 @@ func TestParseEKs(t *testing.T) {
 		got, err := parseEKs(in)
 		if err == nil || got != nil {
 			t.Errorf("%.80q: got %d EKs", in, len(got))
-		} else if len(err.Error()) > maxProblem {
+		} else if len(err.Error()) > text.MaxProblem {
 			t.Errorf("%.80q: an error of %d bytes", in, len(err.Error()))
 		}
 	}

@@ -140,7 +140,7 @@ func (e *engine) run(ctx context.Context) {
 			pause = refusedDelay
 			e.events.Eventf(e.plan.cluster, nil, corev1.EventTypeWarning, "EnforcementRefused", "Enforce", "%s; %s", text.Line(err.Error(), maxNote), refused.Hint)
 		}
-		e.log.Error(nil, "the cluster is not served", "cause", text.Line(err.Error(), maxProblem), "again", pause)
+		e.log.Error(nil, "the cluster is not served", "cause", text.Line(err.Error(), text.MaxProblem), "again", pause)
 		select {
 		case <-ctx.Done():
 		case <-time.After(pause):

@@ -23,6 +23,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
@@ -220,5 +221,5 @@ func (s *machineSource) Problem() error {
 	for _, state := range s.States() {
 		all = append(all, state.Problem)
 	}
-	return joinLine(all)
+	return text.JoinLine(all)
 }

@@ -3,9 +3,7 @@
 package clusterapi
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -28,8 +26,6 @@ import (
 const (
 	// maxAddresses limits the addresses that are read of one machine, to the limit of Cluster API.
 	maxAddresses = 256
-	// maxProblems limits how many machines Problem names, and maxProblem the text about each.
-	maxProblems, maxProblem = 5, 300
 	// readInterval is how long the Machines that were read last serve other decisions, too.
 	readInterval = 100 * time.Millisecond
 	// moveTolerance bounds the time between the creation of a Cluster and of its Machine by a move
@@ -97,6 +93,10 @@ type machineEntry struct {
 	owner string
 	// pool says that it is an instance of a MachinePool.
 	pool bool
+	// bootstrapped says that only its infrastructure may keep it from being ready.
+	bootstrapped bool
+	// withoutTPM says that the platform knows that it has no TPM.
+	withoutTPM bool
 	// infra is the infrastructure provider's object for it.
 	infra clusterv1.ContractVersionedObjectReference
 	// annotation is the Machine's own.
@@ -116,8 +116,9 @@ func newMachineSource(config machineSourceConfig) *machineSource {
 
 // Machines returns all machines, at most a tenth of a second old. The caller must not change them.
 //
-// A machine has no time of creation, so it is not trusted on first use, in two cases. Either one of
-// the sources cannot name its EKs now, or a move created its object again.
+// A machine has no time of creation, so it is not trusted on first use, in three cases: one of the
+// sources cannot name its EKs now, the platform says that it has no TPM, or a move created its
+// object again.
 func (s *machineSource) Machines(ctx context.Context, now time.Time) ([]verifier.Machine, error) {
 	s.readMu.Lock()
 	defer s.readMu.Unlock()
@@ -129,26 +130,27 @@ func (s *machineSource) Machines(ctx context.Context, now time.Time) ([]verifier
 	if err != nil {
 		return nil, err
 	}
-	var problems problemSet
+	var problems text.Problems
 	if s.Annotations {
 		s.addAnnotated(ctx, entries, now, &problems)
+	}
+	if s.Platform != nil {
+		s.addPlatform(entries) // before the inventory, which needs the provider IDs
 	}
 	if s.Inventory != nil {
 		s.addInventoried(ctx, entries, now)
 	}
-	if s.Platform != nil {
-		s.addPlatform(entries)
-	}
 	machines := make([]verifier.Machine, 0, len(entries))
 	for i := range entries {
-		if len(entries[i].machine.UnavailableSources) > 0 || s.createdByMove(entries[i].machine.Created) {
-			entries[i].machine.Created = time.Time{}
+		m := &entries[i]
+		if len(m.machine.UnavailableSources) > 0 || m.withoutTPM || s.createdByMove(m.machine.Created) {
+			m.machine.Created = time.Time{}
 		}
-		machines = append(machines, entries[i].machine)
+		machines = append(machines, m.machine)
 	}
 	s.readAt, s.shared = now, machines
 	s.mu.Lock()
-	if s.problem = problems.err(); s.problem == nil {
+	if s.problem = problems.Err(); s.problem == nil {
 		s.annotated = now
 	}
 	s.mu.Unlock()
@@ -258,11 +260,12 @@ func (s *machineSource) listMachines(ctx context.Context) ([]clusterv1.Machine, 
 // nodeRef, nodeInfo and the conditions that follow from the Node. Only the existence of a nodeRef
 // is used, since a nodeRef is only a reason to refuse.
 func entryOf(m *clusterv1.Machine) machineEntry {
+	ready := bootstrapped(m) && !annotations.HasPaused(m)
 	machine := verifier.Machine{
 		Ref:        verifier.MachineRef{Name: m.Name, UID: string(m.UID)},
 		ProviderID: m.Spec.ProviderID,
 		Names:      []verifier.NodeName{{Source: verifier.NameMachine, Value: m.Name}},
-		Ready:      bootstrapped(m) && isTrue(m.Status.Initialization.InfrastructureProvisioned) && !annotations.HasPaused(m),
+		Ready:      ready && isTrue(m.Status.Initialization.InfrastructureProvisioned),
 		Created:    m.CreationTimestamp.Time,
 		NodeRef:    m.Status.NodeRef.Name,
 	}
@@ -270,7 +273,7 @@ func entryOf(m *clusterv1.Machine) machineEntry {
 		machine.Deleted = m.DeletionTimestamp.Time
 	}
 	machine.Names = append(machine.Names, namesOf(readAddresses(m.Status.Addresses))...)
-	return machineEntry{machine: machine, owner: m.Name, infra: m.Spec.InfrastructureRef, annotation: annotationOf(m.Annotations)}
+	return machineEntry{machine: machine, owner: m.Name, bootstrapped: ready, infra: m.Spec.InfrastructureRef, annotation: annotationOf(m.Annotations)}
 }
 
 // bootstrapped reports whether a Machine's bootstrap data was made. If the data was given by name,
@@ -346,41 +349,4 @@ func (s *machineSource) servingAddresses(addresses []machineAddress) verifier.Ad
 func isName(name string) bool {
 	return len(validation.IsDNS1123Subdomain(name)) == 0 &&
 		name != "localhost" && name != "localhost.localdomain" && !strings.HasSuffix(name, ".localhost")
-}
-
-// problemSet has the problems of machines, by name.
-type problemSet map[string]error
-
-func (p *problemSet) set(what string, err error) {
-	if *p == nil {
-		*p = problemSet{}
-	}
-	(*p)[what] = err
-}
-
-// err names a few problems, in a stable order.
-func (p problemSet) err() error {
-	var all []error
-	for what, err := range p {
-		all = append(all, errors.New(text.Line(what+": "+err.Error(), maxProblem)))
-	}
-	slices.SortFunc(all, func(a, b error) int { return cmp.Compare(a.Error(), b.Error()) })
-	if more := len(all) - maxProblems; more > 0 {
-		all = append(all[:maxProblems], fmt.Errorf("and %d more", more))
-	}
-	return joinLine(all)
-}
-
-// joinLine returns errors as one line, nil if there are none.
-func joinLine(all []error) error {
-	var lines []string
-	for _, err := range all {
-		if err != nil {
-			lines = append(lines, text.Line(err.Error(), (maxProblems+1)*maxProblem))
-		}
-	}
-	if len(lines) == 0 {
-		return nil
-	}
-	return errors.New(strings.Join(lines, "; "))
 }

@@ -3,10 +3,12 @@
 package clusterapi
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
@@ -26,6 +28,8 @@ import (
 	runtimecontroller "sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/cli"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
@@ -49,12 +53,16 @@ const (
 
 // Management serves the workload clusters of a management cluster. The zero value is ready to use.
 type Management struct {
-	// Trust is an infrastructure provider's platform API, which knows the TPMs of its machines
-	// (ekSources: Platform). Optional.
-	Trust EKTrust
-	// TrustInterval is how often the platform is asked. Default: 30 s.
-	TrustInterval time.Duration
+	// Platforms are the platforms that clusterAPI.platform can select, by name. Optional.
+	Platforms map[string]OpenPlatform
+	// PlatformInterval is how often the platform is asked. Default: 30 s.
+	PlatformInterval time.Duration
 }
+
+// OpenPlatform returns a platform's API. It is called once, at the start, for the platform of the
+// configuration. It must not wait for the platform. The manager is that of the management cluster.
+// An error ends the program with the exit code of a wrong configuration.
+type OpenPlatform func(ctx context.Context, mgr manager.Manager) (EKTrust, error)
 
 // Scheme returns a scheme with the kinds that are used.
 func (Management) Scheme() (*runtime.Scheme, error) {
@@ -70,16 +78,15 @@ func (Management) Scheme() (*runtime.Scheme, error) {
 	return scheme, nil
 }
 
-// Check returns an error that names the field if the settings do not fit this platform API, or the
-// lack of one.
+// Check returns an error that names the field if this program does not know the platform of the
+// settings.
 func (m Management) Check(settings *config.Settings) error {
-	switch asked := slices.Contains(settings.Config().ClusterAPI.EKSources, verifier.EKPlatform); {
-	case asked && m.Trust == nil:
-		return errors.New("clusterAPI.ekSources: Platform needs the binary of an infrastructure provider, and this one knows no platform")
-	case !asked && m.Trust != nil:
-		return errors.New("clusterAPI.ekSources: must have Platform, because this binary supports a platform")
+	name := settings.Config().ClusterAPI.Platform
+	if _, known := m.Platforms[name]; known || name == "" {
+		return nil
 	}
-	return nil
+	names := slices.Sorted(maps.Keys(m.Platforms))
+	return fmt.Errorf("clusterAPI.platform: this program does not know %.64q, but %s%s", name, cmp.Or(strings.Join(names, ", "), "no platform"), text.DidYouMean(name, "", names))
 }
 
 // CacheOptions returns the options for the manager's cache. It caches no other namespaces, and no
@@ -123,7 +130,7 @@ func (m Management) Add(ctx context.Context, mgr manager.Manager, settings *conf
 	if err := clusters.addPolicies(mgr); err != nil {
 		return err
 	}
-	if err := m.addSources(mgr, &clusters.engineDeps); err != nil {
+	if err := m.addSources(ctx, mgr, &clusters.engineDeps); err != nil {
 		return err
 	}
 	clusters.connections, err = clustercache.SetupWithManager(ctrl.LoggerInto(ctx, mgr.GetLogger()), mgr, clustercache.Options{
@@ -176,7 +183,7 @@ func fillCache(ctx context.Context, informers cache.Cache) error {
 }
 
 // addSources adds the sources of endorsement keys.
-func (m Management) addSources(mgr manager.Manager, to *engineDeps) error {
+func (m Management) addSources(ctx context.Context, mgr manager.Manager, to *engineDeps) error {
 	c := to.settings.Config()
 	if slices.Contains(c.ClusterAPI.EKSources, verifier.EKAnnotation) {
 		to.infra = newInfraAnnotations(to.live, mgr.GetRESTMapper())
@@ -184,9 +191,13 @@ func (m Management) addSources(mgr manager.Manager, to *engineDeps) error {
 	if slices.Contains(c.ClusterAPI.EKSources, verifier.EKInventory) {
 		to.inventory = sources.NewFileInventory(c.Inventory.Paths(), inventoryAge)
 	}
-	if m.Trust == nil {
+	if c.ClusterAPI.Platform == "" {
 		return nil
 	}
-	to.platform = newPlatformPoller(m.Trust, m.TrustInterval)
+	trust, err := m.Platforms[c.ClusterAPI.Platform](ctx, mgr)
+	if err != nil {
+		return cli.Fail(cli.CodeConfiguration, "see docs/platforms.md for what the platform needs", fmt.Errorf("clusterAPI.platform: %s: %w", c.ClusterAPI.Platform, err))
+	}
+	to.platform = newPlatformPoller(trust, m.PlatformInterval)
 	return mgr.Add(to.platform)
 }

@@ -3,27 +3,33 @@
 package clusterapi
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto"
+	"crypto/ecdsa"
+	"crypto/rsa"
 	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 )
 
-// EKTrust is a platform's API that knows which TPM it gave a machine, such as vCenter's, EC2's or
-// Compute's. An infrastructure provider implements it in a binary of its own.
+// EKTrust is a platform's API that knows which TPM each machine has, such as vCenter's, EC2's or
+// Compute Engine's. platformkit.Kit is the usual implementation.
 //
 // Its answers are a root of trust. They must come from the platform itself. They must never be
 // anything that a guest can write, such as guest properties, tags that the instance may set, or
@@ -31,12 +37,20 @@ import (
 type EKTrust interface {
 	// EndorsementKeys returns the platform's answers about machines of one Cluster, each under the
 	// value that it was asked with. A machine that the platform does not know, or not yet, is
-	// absent, and asked about again.
+	// absent or Unknown, and asked about again.
 	//
-	// With an error, the returned answers count nevertheless, and other machines keep their last
+	// With an error, the returned answers count nevertheless, and absent machines keep their last
 	// answers. Calls for different Clusters overlap. Each call has 30 s, by its context. The next
 	// one for the same Cluster waits for its end.
 	EndorsementKeys(ctx context.Context, machines []PlatformMachine) (map[PlatformMachine]PlatformAnswer, error)
+}
+
+// ProviderIDs is an EKTrust that also answers about Machines whose infrastructure provider has not
+// set a provider ID: some set it only once the Node exists. Their answers say which one they have.
+type ProviderIDs interface {
+	EKTrust
+	// KnowsProviderIDs marks the type. It is never called.
+	KnowsProviderIDs()
 }
 
 // PlatformMachine is a machine that a platform is asked about: a Machine, or an instance of a
@@ -49,7 +63,8 @@ type PlatformMachine struct {
 	Name        string
 	UID         types.UID
 	MachinePool bool
-	// ProviderID is never empty: the platform is not asked about a machine without one.
+	// ProviderID is the object's. It is empty for a Machine without one, which only a ProviderIDs
+	// is asked about.
 	ProviderID string
 	// Infrastructure is the infrastructure provider's object: an InfraMachine, or the
 	// InfraMachinePool.
@@ -58,10 +73,15 @@ type PlatformMachine struct {
 
 // PlatformAnswer is a platform's answer about one machine.
 type PlatformAnswer struct {
-	// EKs are the machine's endorsement keys, at most 16. Most machines have one of each kind of
-	// key, and a node shows one of them: give all. An empty list is an answer, too: the machine has
-	// no TPM.
+	// EKs are all endorsement keys of the machine, at most 16: a node may show any of them. An
+	// empty list says that the machine has no TPM. It does not prevent trust on first use.
 	EKs []tpm.Fingerprint
+	// Unknown says that the platform does not know the machine, or not yet, or that it must not
+	// have an answer. The machine waits, and is not trusted on first use.
+	Unknown bool
+	// ProviderID is the machine's provider ID if its object has none. Only a ProviderIDs sets it.
+	// It also says that the machine is provisioned.
+	ProviderID string
 	// Addresses count for an instance of a MachinePool only. They are those that a Machine has in
 	// its status. The operator says which types are node names (clusterAPI.nodeNames), and which
 	// count for serving certificates (clusterAPI.servingAddresses).
@@ -72,11 +92,42 @@ type PlatformAnswer struct {
 // *ecdsa.PublicKey. Take the key from x509.ParsePKIXPublicKey or x509.ParseCertificate. Do not hash
 // what the platform returned, since one key has several encodings.
 func EKFingerprint(key crypto.PublicKey) (tpm.Fingerprint, error) {
+	switch key.(type) {
+	case *rsa.PublicKey, *ecdsa.PublicKey:
+	default:
+		return tpm.Fingerprint{}, fmt.Errorf("endorsement key: a %T is none", key)
+	}
 	der, err := x509.MarshalPKIXPublicKey(key)
 	if err != nil {
 		return tpm.Fingerprint{}, fmt.Errorf("endorsement key: %w", err)
 	}
 	return tpm.FingerprintOf(der), nil
+}
+
+// EKFingerprintPEM returns the EKFingerprint of a key in PEM: exactly one block of type PUBLIC KEY
+// (RFC 7468, section 13).
+func EKFingerprintPEM(encoded string) (tpm.Fingerprint, error) {
+	block, rest := pem.Decode([]byte(encoded))
+	if block == nil || block.Type != "PUBLIC KEY" || len(bytes.TrimSpace(rest)) > 0 || !strings.HasPrefix(strings.TrimSpace(encoded), "-----BEGIN") {
+		return tpm.Fingerprint{}, errors.New("endorsement key: it is not one PEM block of type PUBLIC KEY")
+	}
+	key, err := x509.ParsePKIXPublicKey(block.Bytes)
+	if err != nil {
+		return tpm.Fingerprint{}, errors.New("endorsement key: it is not the SubjectPublicKeyInfo of an RSA or ECDSA key")
+	}
+	return EKFingerprint(key)
+}
+
+// CheckEKs returns an error for EKs that no PlatformAnswer may have: more than 16, or one that is
+// all zeros.
+func CheckEKs(eks []tpm.Fingerprint) error {
+	switch {
+	case len(eks) > maxEKs:
+		return fmt.Errorf("it has more than %d EKs", maxEKs)
+	case slices.Contains(eks, tpm.Fingerprint{}):
+		return errors.New("an EK's fingerprint is all zeros")
+	}
+	return nil
 }
 
 const (
@@ -98,9 +149,11 @@ const (
 //
 // A manager runs its Start. All Clusters share it.
 type platformPoller struct {
-	trust    EKTrust
-	interval time.Duration
-	wake     chan struct{}
+	trust EKTrust
+	// providerIDs says that trust is a ProviderIDs.
+	providerIDs bool
+	interval    time.Duration
+	wake        chan struct{}
 
 	mu       sync.Mutex
 	clusters map[types.NamespacedName]*platformCluster
@@ -122,9 +175,11 @@ type platformCluster struct {
 
 // platformState is the platform's answer about a machine.
 type platformState struct {
-	// asked says that the platform was queried about the machine, answered that it has answered.
+	// asked says that a call about the machine has begun. answered says that the platform knows the
+	// machine, by its last answer.
 	asked, answered bool
 	eks             []string
+	providerID      string
 	names           []verifier.NodeName
 	addresses       []machineAddress
 }
@@ -135,8 +190,9 @@ func newPlatformPoller(trust EKTrust, interval time.Duration) *platformPoller {
 	if interval == 0 {
 		interval = defaultPlatformInterval
 	}
+	_, providerIDs := trust.(ProviderIDs)
 	return &platformPoller{
-		trust: trust, interval: max(interval, minPlatformInterval), wake: make(chan struct{}, 1),
+		trust: trust, providerIDs: providerIDs, interval: max(interval, minPlatformInterval), wake: make(chan struct{}, 1),
 		clusters: map[types.NamespacedName]*platformCluster{},
 	}
 }
@@ -198,7 +254,15 @@ func (p *platformPoller) statesOf(cluster types.NamespacedName, machines []Platf
 	c.used = time.Now()
 	current, fresh := make(map[PlatformMachine]platformState, len(machines)), false
 	for _, m := range machines {
-		current[m] = c.machines[m]
+		state, known := c.machines[m]
+		if without := m; !known && m.ProviderID != "" {
+			// The object has just got the provider ID that the platform gave it before.
+			if without.ProviderID = ""; c.machines[without].providerID == m.ProviderID {
+				state = c.machines[without]
+				state.asked = false
+			}
+		}
+		current[m] = state
 		fresh = fresh || !current[m].asked
 	}
 	if c.machines = current; fresh {
@@ -256,56 +320,56 @@ func (p *platformPoller) call(ctx context.Context, cluster types.NamespacedName,
 	defer p.mu.Unlock()
 	c := p.clusters[cluster] // it is not dropped while calling
 	c.calling = false
-	var problems problemSet
-	if err != nil {
-		problems.set("platform", err)
-	}
+	var problems text.Problems
 	for _, m := range machines {
 		if _, still := c.machines[m]; !still {
 			continue
 		}
-		state := platformState{asked: true, answered: true}
 		answer, ok := answers[m]
 		if !ok && err != nil {
 			continue
 		}
-		if err := state.update(answer); err != nil {
-			problems.set("platform: machine "+m.Name, err)
-			continue
+		state := platformState{asked: true, answered: ok && !answer.Unknown}
+		if state.answered {
+			if err := state.update(answer); err != nil {
+				problems.Set("platform: machine "+m.Name, err)
+				continue
+			}
 		}
 		c.machines[m] = state
 	}
-	if c.problem = problems.err(); c.problem == nil {
+	if err != nil {
+		err = fmt.Errorf("platform: %w", err)
+	}
+	if c.problem = text.JoinLine([]error{err, problems.Err()}); c.problem == nil {
 		c.answered = time.Now()
 	}
 }
 
 // update checks an answer and stores it.
 func (s *platformState) update(answer PlatformAnswer) error {
-	if len(answer.EKs) > maxEKs {
-		return fmt.Errorf("it has more than %d EKs", maxEKs)
+	if err := CheckEKs(answer.EKs); err != nil {
+		return err
 	}
 	for _, ek := range answer.EKs {
-		if ek == (tpm.Fingerprint{}) {
-			return errors.New("an EK's fingerprint is all zeros")
-		}
 		if !slices.Contains(s.eks, ek.String()) {
 			s.eks = append(s.eks, ek.String())
 		}
 	}
+	s.providerID = answer.ProviderID
 	s.addresses = readAddresses(answer.Addresses)
 	s.names = namesOf(s.addresses)
 	return nil
 }
 
-// addPlatform adds the EKs of the platform's last answers. Instances of MachinePools also get their
-// names and addresses from them.
+// addPlatform adds the EKs of the platform's last answers. The answers also have the names and
+// addresses of MachinePools' instances, and the provider IDs of Machines without one.
 func (s *machineSource) addPlatform(entries []machineEntry) {
 	wanted := make([]PlatformMachine, len(entries))
 	var asked []PlatformMachine
 	for i := range entries {
 		m := &entries[i]
-		if m.machine.ProviderID == "" {
+		if m.machine.ProviderID == "" && !s.Platform.providerIDs {
 			continue
 		}
 		wanted[i] = PlatformMachine{
@@ -317,9 +381,14 @@ func (s *machineSource) addPlatform(entries []machineEntry) {
 	states := s.Platform.statesOf(s.Cluster, asked)
 	for i := range entries {
 		m, state := &entries[i], states[wanted[i]]
+		if m.machine.ProviderID == "" && state.providerID != "" {
+			m.machine.ProviderID = state.providerID
+			m.machine.Ready = m.bootstrapped
+		}
 		if !state.answered {
 			m.markUnavailable(verifier.EKPlatform)
 		}
+		m.withoutTPM = state.answered && len(state.eks) == 0
 		m.addEKs(verifier.EKPlatform, state.eks...)
 		if m.pool {
 			m.addNames(s.servingAddresses(state.addresses), state.names...)

@@ -5,10 +5,12 @@ package clusterapi
 import (
 	"context"
 	"crypto/ecdsa"
+	"crypto/ed25519"
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"maps"
@@ -233,11 +235,143 @@ func TestPlatformFails(t *testing.T) {
 		if m, x := look(t, s, "m"), look(t, s, "x"); m != "" || x != "Platform c" {
 			t.Errorf("got %s and %s", m, x)
 		}
-		if got := read(t, s, time.Now())["new"]; got.Created.IsZero() {
-			t.Errorf("the platform does not know it: %+v", got)
+		if got := read(t, s, time.Now())["new"]; !got.Created.IsZero() {
+			t.Errorf("the platform does not know it, and it is trusted on first use: %+v", got)
 		}
 		problem(t, s.Problem())
 	})
+}
+
+// A machine that the platform does not know, or does not know any more, has no answer.
+func TestPlatformThatDoesNotKnow(t *testing.T) {
+	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *machineSource) {
+		trust.set(func() { trust.answers["metal://m"] = answer("a") })
+		cache.put(machine("m"))
+		if got := look(t, s, "m"); got != "Platform a" {
+			t.Errorf("got %s", got)
+		}
+		trust.set(func() {
+			unknown := answer("a")
+			unknown.Unknown, unknown.ProviderID = true, "metal://x"
+			trust.answers["metal://m"], trust.fail = unknown, errors.New("it is refused")
+		})
+		time.Sleep(31 * time.Second)
+		if got := look(t, s, "m"); got != "" {
+			t.Errorf("got %s", got)
+		}
+		if got := read(t, s, time.Now())["m"]; !got.Created.IsZero() {
+			t.Errorf("it is trusted on first use: %+v", got)
+		}
+		problem(t, s.Problem(), "platform: it is refused")
+	})
+}
+
+// knowsIDs is a platform that also knows the provider IDs of Machines without one.
+type knowsIDs struct{ *platform }
+
+func (knowsIDs) KnowsProviderIDs() {}
+
+// A Machine without a provider ID has the one that the platform gives it, if it is asked for that.
+// It is then provisioned, and otherwise as ready as its object says.
+func TestPlatformGivesProviderIDs(t *testing.T) {
+	for name, known := range map[string]bool{"knows": true, "does not": false} {
+		t.Run(name, func(t *testing.T) {
+			withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *machineSource) {
+				if known {
+					s.Platform.trust, s.Platform.providerIDs = knowsIDs{trust}, true
+				}
+				given := answer("a")
+				given.ProviderID = "metal://given"
+				trust.set(func() { trust.answers[""], trust.answers["metal://own"] = given, given })
+				without := func(m *clusterv1.Machine) {
+					m.Spec.ProviderID, m.Status.Initialization.InfrastructureProvisioned = "", nil
+				}
+				cache.put(machine("without", without))
+				cache.put(machine("own"))
+				cache.put(machine("paused", without, func(m *clusterv1.Machine) { m.Annotations = map[string]string{clusterv1.PausedAnnotation: ""} }))
+				cache.put(machine("early", without, func(m *clusterv1.Machine) { m.Status.Initialization.BootstrapDataSecretCreated = nil }))
+				look(t, s, "without")
+				all := read(t, s, time.Now())
+				want := "metal://given"
+				if !known {
+					want = ""
+				}
+				for _, name := range []string{"without", "paused", "early"} {
+					if got := all[name]; got.ProviderID != want || got.Ready != (known && name == "without") {
+						t.Errorf("%s: got %+v", name, got)
+					}
+				}
+				if got := all["own"]; got.ProviderID != "metal://own" || !got.Ready {
+					t.Errorf("got %+v", got)
+				}
+			})
+		})
+	}
+}
+
+// A Machine that gets the provider ID which the platform gave it keeps its answer, also while the
+// platform does not answer. One that gets another provider ID does not.
+func TestProviderIDIsSetInAnOutage(t *testing.T) {
+	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *machineSource) {
+		s.Platform.trust, s.Platform.providerIDs = knowsIDs{trust}, true
+		given := answer("a")
+		given.ProviderID = "metal://given"
+		trust.set(func() { trust.answers[""] = given })
+		without := func(m *clusterv1.Machine) { m.Spec.ProviderID = "" }
+		cache.put(machine("same", without))
+		cache.put(machine("other", without))
+		look(t, s, "same")
+		trust.set(func() { trust.answers, trust.fail = nil, errors.New("down") })
+		cache.put(machine("same", func(m *clusterv1.Machine) { m.Spec.ProviderID = "metal://given" }))
+		cache.put(machine("other", func(m *clusterv1.Machine) { m.Spec.ProviderID = "metal://other" }))
+		trust.calls()
+		if same, other := look(t, s, "same"), look(t, s, "other"); same != "Platform a" || other != "" {
+			t.Errorf("got %s and %s", same, other)
+		}
+		time.Sleep(2 * platformMinPause)
+		if got := trust.calls(); !strings.Contains(got, "other same") {
+			t.Errorf("asked about %q", got)
+		}
+	})
+}
+
+func TestEKFingerprintPEM(t *testing.T) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.MarshalPKIXPublicKey(key.Public())
+	if err != nil {
+		t.Fatal(err)
+	}
+	good := string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}))
+	for _, text := range []string{good, "\n" + good + " \n"} {
+		if got, err := EKFingerprintPEM(text); err != nil || got != tpm.FingerprintOf(der) {
+			t.Errorf("got %s, %v", got, err)
+		}
+	}
+	edKey, _, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	edDER, err := x509.MarshalPKIXPublicKey(edKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{
+		"nothing": "", "two": good + good, "text before": "x\n" + good, "text after": good + "x", "cut": good[:60],
+		"another type": strings.ReplaceAll(good, "PUBLIC KEY", "CERTIFICATE"),
+		"more bytes":   string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: append(slices.Clone(der), 0)})),
+		"no key":       string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: []byte{1}})),
+		"Ed25519":      string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: edDER})),
+	} {
+		if got, err := EKFingerprintPEM(text); err == nil {
+			t.Errorf("%s: got %s", name, got)
+		}
+	}
+	if _, err := EKFingerprint(key); err == nil { // the private key
+		t.Error("a private key is accepted")
+	}
 }
 
 func TestPlatformAnswersThatAreNone(t *testing.T) {
@@ -257,7 +391,7 @@ func TestPlatformAnswersThatAreNone(t *testing.T) {
 			if ekList(got[name]) != want {
 				t.Errorf("%s: got %s", name, ekList(got[name]))
 			}
-			if wrong := name == "m" || name == "n"; got[name].Created.IsZero() != wrong {
+			if got[name].Created.IsZero() != (name != "x") { // y has no TPM
 				t.Errorf("%s: created %v", name, got[name].Created)
 			}
 		}

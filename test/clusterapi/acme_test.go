@@ -4,7 +4,6 @@ package clusterapi
 
 import (
 	"encoding/pem"
-	"fmt"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
@@ -15,9 +14,7 @@ import (
 	"github.com/google/go-tpm/tpm2"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/docs/examples/acme/platform"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/compile"
-	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 )
 
 // platformInterval is how often a platform is asked about all machines, where nothing else is set.
@@ -26,8 +23,9 @@ const platformInterval = 30 * time.Second
 // acme is the imaginary platform of docs/providers.md, and the controller of its provider.
 type acme struct {
 	platform.Fleet
-	// program starts the controller with what it needs to know of the platform.
-	program string
+	// binary is the controller, and env its environment.
+	binary string
+	env    []string
 }
 
 func newAcme(t *testing.T) *acme {
@@ -36,21 +34,22 @@ func newAcme(t *testing.T) *acme {
 	a, dir := &acme{Fleet: platform.Fleet{Token: "secret"}}, t.TempDir()
 	server := httptest.NewTLSServer(&a.Fleet)
 	t.Cleanup(server.Close)
-	binary, ca, token := filepath.Join(dir, "acme"), filepath.Join(dir, "ca.crt"), filepath.Join(dir, "token")
-	if err := compile.Program(t.Context(), module, binary, "./"+source); err != nil {
+	ca, token := filepath.Join(dir, "ca.crt"), filepath.Join(dir, "token")
+	a.binary = filepath.Join(dir, "acme")
+	a.env = []string{"ACME_URL=" + server.URL, "ACME_CA_FILE=" + ca, "ACME_TOKEN_FILE=" + token}
+	if err := compile.Program(t.Context(), module, a.binary, "./"+source); err != nil {
 		t.Fatal(err)
 	}
-	a.program = filepath.Join(dir, "start")
-	for path, content := range map[string]string{
-		ca:        string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})),
-		token:     "secret\n",
-		a.program: fmt.Sprintf("#!/bin/sh\nACME_URL=%s ACME_CA_FILE=%s ACME_TOKEN_FILE=%s exec %s \"$@\"\n", server.URL, ca, token, binary),
-	} {
-		if err := os.WriteFile(path, []byte(content), 0o700); err != nil {
-			t.Fatal(err)
-		}
-	}
+	mustWrite(t, ca, string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})))
+	mustWrite(t, token, "secret\n")
 	return a
+}
+
+func mustWrite(t *testing.T, path, content string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // launches makes the platform give the machine's TPM to its instance of that name.
@@ -84,28 +83,7 @@ func TestAcmePlatform(t *testing.T) {
 	a := newAcme(t)
 	w := newWorld(t, shared.management)
 	c := w.newCluster(t, "acme", nil)
-	controller, err := controllerprocess.New(controllerprocess.Options{
-		ControlPlane: w.ControlPlane, Dir: t.TempDir(), Binary: a.program,
-		Configure: func(c *config.Config) {
-			c.ClusterUID, c.Signing, c.Inventory = "", config.Signing{Mode: config.Sign}, config.Inventory{}
-			c.LeaderElection.Enabled = false
-		},
-		Edit: func(file map[string]any) {
-			file["clusterAPI"] = map[string]any{"namespaces": []any{w.namespace}, "ekSources": []any{"Platform"}}
-		},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	w.mu.Lock()
-	w.controllers = append(w.controllers, controller)
-	w.mu.Unlock()
-	if err := controller.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := controller.Ready(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	w.startPlatform(t, a.binary, "acme", a.env...)
 
 	known := newComputer(t)
 	a.launches(t, known, "known")
@@ -126,29 +104,7 @@ func TestAcmePlatform(t *testing.T) {
 	late.within(t, platformInterval+decided+slack)
 	t.Logf("the platform learned of it late: %s", time.Since(since).Round(time.Millisecond))
 
-	// The shipped program supports no platform, and Acme's program requires Platform.
-	for program, says := range map[string]string{shared.controller: "knows no platform", a.program: "must have Platform"} {
-		source := "Platform"
-		if program == a.program {
-			source = "Annotation"
-		}
-		wrong, err := controllerprocess.New(controllerprocess.Options{
-			ControlPlane: w.ControlPlane, Dir: t.TempDir(), Binary: program,
-			Edit: func(file map[string]any) {
-				delete(file, "clusterUID")
-				delete(file, "inventory")
-				file["signing"], file["clusterAPI"] = map[string]any{"mode": "Sign"}, map[string]any{"ekSources": []any{source}}
-			},
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := wrong.Start(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		<-wrong.Process().Done()
-		if log := wrong.LogTail(); !strings.Contains(log, says) {
-			t.Errorf("%s: %s", program, log)
-		}
-	}
+	// The released program does not know the platform, and Acme's program needs its API.
+	w.refusesPlatform(t, `does not know "acme"`, shared.controller, "acme")
+	w.refusesPlatform(t, "clusterAPI.platform: acme: ACME_URL", a.binary, "acme")
 }

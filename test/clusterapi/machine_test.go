@@ -162,7 +162,9 @@ func (m *machine) put(t *testing.T) {
 func (m *machine) putInfra(t *testing.T) {
 	t.Helper()
 	status := m.infra.Object["status"]
-	m.infra.SetOwnerReferences([]metav1.OwnerReference{m.owner()})
+	owner := m.owner()
+	owner.Controller = new(true)
+	m.infra.SetOwnerReferences([]metav1.OwnerReference{owner})
 	m.infra.SetLabels(m.object.Labels)
 	m.create(t, m.infra)
 	updateStatus(t, m.client, m.infra, func(infra *unstructured.Unstructured) { infra.Object["status"] = status })

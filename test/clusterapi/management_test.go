@@ -8,6 +8,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -74,7 +75,7 @@ func readCRDs(ctx context.Context) ([]*apiextensionsv1.CustomResourceDefinition,
 	if err != nil {
 		return nil, err
 	}
-	paths := []string{"testdata/testclusters.yaml", "testdata/testmachines.yaml"}
+	paths := []string{"testdata/*.yaml"}
 	for _, path := range clusterAPICRDs {
 		paths = append(paths, filepath.Join(source, path))
 	}
@@ -156,25 +157,64 @@ func (w *world) start(t *testing.T, edit func(file map[string]any), args ...stri
 // newController makes the controller that start starts. It may be of any program.
 func (w *world) newController(t *testing.T, binary string, edit func(file map[string]any), args ...string) *controllerprocess.Controller {
 	t.Helper()
-	c, err := controllerprocess.New(controllerprocess.Options{
-		ControlPlane: w.ControlPlane, Dir: t.TempDir(), Binary: binary, Args: args,
-		Configure: func(c *config.Config) {
-			c.ClusterUID, c.Signing, c.Inventory = "", config.Signing{Mode: config.Sign}, config.Inventory{}
-			c.LeaderElection.Enabled = false // tests run at once, and there is one Lease
-		},
-		Edit: func(file map[string]any) {
-			file["clusterAPI"] = map[string]any{"namespaces": []any{w.namespace}, "ekSources": []any{"Annotation"}}
-			if edit != nil {
-				edit(file)
-			}
-		},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := w.newControllerOf(t, controllerprocess.Options{Binary: binary, Args: args}, edit)
 	w.mu.Lock()
 	w.controllers = append(w.controllers, c)
 	w.mu.Unlock()
+	return c
+}
+
+// startPlatform starts the controller of a program that knows a platform.
+func (w *world) startPlatform(t *testing.T, binary, platform string, env ...string) *controllerprocess.Controller {
+	t.Helper()
+	c := w.newControllerOf(t, controllerprocess.Options{Binary: binary, Env: env}, onPlatform(platform))
+	w.mu.Lock()
+	w.controllers = append(w.controllers, c)
+	w.mu.Unlock()
+	if err := errors.Join(c.Start(t.Context()), c.Ready(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// refusesPlatform checks that a program does not start for a platform, and what it says.
+func (w *world) refusesPlatform(t *testing.T, says, binary, platform string, env ...string) {
+	t.Helper()
+	c := w.newControllerOf(t, controllerprocess.Options{Binary: binary, Env: env}, onPlatform(platform))
+	if err := c.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	<-c.Process().Done()
+	if err := c.Process().Err(); err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), "exit status 10") {
+		t.Errorf("%s does not say %q: %v", binary, says, err)
+	}
+}
+
+// onPlatform configures a platform as the only source of EKs.
+func onPlatform(name string) func(file map[string]any) {
+	return func(file map[string]any) {
+		clusterAPI(file)["ekSources"], clusterAPI(file)["platform"] = []any{"Platform"}, name
+	}
+}
+
+// newControllerOf makes a controller with a configuration for the world's namespace.
+func (w *world) newControllerOf(t *testing.T, o controllerprocess.Options, edit func(file map[string]any)) *controllerprocess.Controller {
+	t.Helper()
+	o.ControlPlane, o.Dir = w.ControlPlane, t.TempDir()
+	o.Configure = func(c *config.Config) {
+		c.ClusterUID, c.Signing, c.Inventory = "", config.Signing{Mode: config.Sign}, config.Inventory{}
+		c.LeaderElection.Enabled = false // tests run at once, and there is one Lease
+	}
+	o.Edit = func(file map[string]any) {
+		file["clusterAPI"] = map[string]any{"namespaces": []any{w.namespace}, "ekSources": []any{"Annotation"}}
+		if edit != nil {
+			edit(file)
+		}
+	}
+	c, err := controllerprocess.New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
 	return c
 }
 

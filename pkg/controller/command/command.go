@@ -26,7 +26,7 @@ const defaultConfigFile = "/etc/node-attestation-controller/config.yaml"
 
 // Exit codes, beside those of package cli. A code that the plugin has, too, means the same.
 const (
-	CodeConfiguration = 10
+	CodeConfiguration = cli.CodeConfiguration
 	// codeRefused says that verify judged a request that the policy refuses.
 	codeRefused = 21
 	// codeFIPS says that GODEBUG=fips140=only forbids an algorithm that is needed.

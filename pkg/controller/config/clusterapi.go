@@ -50,6 +50,8 @@ func (s *Settings) checkClusterAPI() error {
 		return errors.New("unattestedNodes: with clusterAPI they are in an annotation of each Cluster")
 	case len(m.EKSources) == 0 && !m.TrustOnFirstUse && s.config.TPM != nil:
 		return errors.New("clusterAPI.ekSources: must be set, Annotation, Inventory or Platform: without a source of endorsement keys no machine would be found")
+	case slices.Contains(m.EKSources, verifier.EKPlatform) != (m.Platform != ""):
+		return errors.New("clusterAPI.platform: must be set if Platform is one of clusterAPI.ekSources, and only then")
 	case slices.Contains(m.NodeNames, verifier.NameInventory) && !slices.Contains(m.EKSources, verifier.EKInventory):
 		return errors.New("clusterAPI.nodeNames: Inventory is asked only if it is one of clusterAPI.ekSources")
 	case !strings.HasPrefix(m.User, userServiceAccount) || len(validation.IsDNS1123Label(namespace)) > 0 || len(validation.IsDNS1123Subdomain(name)) > 0:

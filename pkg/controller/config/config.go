@@ -179,9 +179,11 @@ type ClusterAPI struct {
 	// User is the service account that the controller impersonates in workload clusters. Policies
 	// there name it. Default: that of packaging/kubernetes.
 	User string `json:"user,omitempty"`
-	// EKSources name endorsement keys: Annotation, Inventory (by provider ID), and in an
-	// infrastructure provider's own binary Platform.
+	// EKSources name endorsement keys: Annotation, Inventory (by provider ID), and Platform.
 	EKSources []verifier.EKSource `json:"ekSources,omitempty"`
+	// Platform is the platform that the source Platform asks. The released program knows metal3.
+	// Other platforms have a program of their own. It must be set with that source, and only then.
+	Platform string `json:"platform,omitempty"`
 	// NodeNames are the sources of node names. The first source with a name for a Machine decides.
 	// Default: MachineName.
 	NodeNames []verifier.NameSource `json:"nodeNames,omitempty"`
