@@ -8,6 +8,7 @@ import (
 	"os"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/clusterapi"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/clusterapi/metal3"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/command"
 )
 
@@ -15,5 +16,6 @@ import (
 var version, commit = "devel", "unknown"
 
 func main() {
-	os.Exit(command.Program{Version: version, Commit: commit, Management: clusterapi.Management{}}.Main())
+	management := clusterapi.Management{Platforms: map[string]clusterapi.OpenPlatform{"metal3": metal3.Open}}
+	os.Exit(command.Program{Version: version, Commit: commit, Management: management}.Main())
 }

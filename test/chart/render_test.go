@@ -103,6 +103,10 @@ func TestChartIsTheKustomization(t *testing.T) {
 			[]string{"/cluster-api/management", "/kubernetes/optional/operators.yaml", "/monitoring"}, "",
 			management + "enforcement: Enforce\noperators: {enabled: true}\nmonitoring: {serviceMonitor: {enabled: true}, prometheusRule: {enabled: true}, dashboard: {enabled: true}}\n",
 		},
+		"management-metal3": {
+			[]string{"/cluster-api/management", "/cluster-api/optional/metal3.yaml"}, "",
+			strings.Replace(management, "ekSources: [Annotation]", "ekSources: [Platform], platform: metal3", 1) + "enforcement: Enforce\n",
+		},
 		"documented-overlay": {
 			[]string{"=overlay"}, "",
 			"image: {repository: registry.example/project/node-attestation-controller, digest: 'sha256:" + strings.Repeat("0", 64) + "'}\n" + configuration +

@@ -218,6 +218,26 @@ func managementRights(t *testing.T) {
 	)
 }
 
+// The file for Metal3 alone grants all that the platform metal3 needs, and nothing else.
+func TestMetal3Rights(t *testing.T) {
+	s := startWorkload(t) // an empty one: these are rights alone
+	s.mustKubectl(t, "create", "namespace", namespace)
+	s.mustKubectl(t, "apply", "--server-side", "--validate=strict", "--filename="+module+"/packaging/cluster-api/optional/metal3.yaml")
+	s.wantRights(t, true,
+		right{"list", "metal3.io", "baremetalhosts", "fleet", ""},
+		right{"list", infraGroup, "metal3machines", "fleet", ""},
+		right{"list", infraGroup, "metal3clusters", "fleet", ""},
+	)
+	s.wantRights(t, false,
+		right{"get watch create update patch delete", "metal3.io", "baremetalhosts", "fleet", ""},
+		right{"get watch create update patch delete", infraGroup, "metal3machines", "fleet", ""},
+		right{"get watch create update patch delete", infraGroup, "metal3clusters", "fleet", ""},
+		right{"list", "metal3.io", "hostfirmwaresettings", "fleet", ""},
+		right{"list", infraGroup, "metal3machinetemplates", "fleet", ""},
+		right{"get list", "", "secrets", "fleet", ""}, // those of the hosts' BMCs
+	)
+}
+
 // Of Secrets, the controller writes those that are its own, and no others.
 func onlyItsOwnSecrets(t *testing.T) {
 	ctx := t.Context()
