@@ -44,6 +44,15 @@ build: ## build the plugin, the controller and kubectl-attest into bin/
 	go build -ldflags "$$LDFLAGS" -o bin/ ./cmd/kubelet-authenticator ./cmd/node-attestation-controller ./cmd/kubectl-attest
 	@install cmd/kubectl-attest/kubectl_complete-attest bin/
 
+# A module of its own, so that the product does not depend on its client.
+PLATFORMS := platforms/vsphere
+
+.PHONY: platforms
+platforms: export LDFLAGS := $(LDFLAGS)
+platforms: ## build the controller for vSphere into bin/ (docs/platforms.md)
+	@mkdir -p bin
+	for module in $(PLATFORMS); do go -C "$$module" build -ldflags "$$LDFLAGS" -o "$(CURDIR)/bin/" ./...; done
+
 # The plugin's: it is what machine images need. Reproducible: the same commit, VERSION and Go
 # release make the same bytes.
 .PHONY: packages
@@ -181,6 +190,7 @@ test-all: ## run all tests: the unit tests with the race detector, all end-to-en
 	$(RACE) $(UNIT_TESTS) $(RERUN_FLAGS) -- -race -vet=off -p $(RACE_PACKAGES) $(COUNT)
 	$(RACE) go -C tools test -race -vet=off ./...
 	$(RACE) go -C perf test -race -vet=off ./...
+	go -C platforms/vsphere test -vet=off -short ./... # govmomi takes ten minutes with the race detector
 	@scripts/ran bin/unit.json $(TPM_UNIT) $(HOST_UNIT)
 	$(MAKE) --no-print-directory -j2 e2e-raced e2e-rest
 	cat bin/e2e-raced.json bin/e2e-rest.json >bin/e2e.json
@@ -269,6 +279,7 @@ lint: ## run golangci-lint over all modules, and what reads shell scripts, man p
 	cd test && $(TOOL) golangci-lint run --allow-parallel-runners --build-tags simulator,certmanager,helm --config ../.golangci.yml ./...
 	cd perf && $(TOOL) golangci-lint run --allow-parallel-runners --config ../.golangci.yml ./...
 	cd tools && go tool golangci-lint run --allow-parallel-runners --config ../.golangci.yml ./...
+	for module in $(PLATFORMS); do (cd "$$module" && $(TOOL) golangci-lint run --allow-parallel-runners --build-tags simulator --config $(CURDIR)/.golangci.yml ./...); done
 
 # promtool is in a module of its own, and without its clients of clouds: else it takes minutes more
 # to build.
