@@ -44,12 +44,12 @@ build: ## build the plugin, the controller and kubectl-attest into bin/
 	go build -ldflags "$$LDFLAGS" -o bin/ ./cmd/kubelet-authenticator ./cmd/node-attestation-controller ./cmd/kubectl-attest
 	@install cmd/kubectl-attest/kubectl_complete-attest bin/
 
-# A module of its own, so that the product does not depend on its client.
-PLATFORMS := platforms/vsphere
+# Modules of their own, so that the product does not depend on the clients of these platforms.
+PLATFORMS := platforms platforms/vsphere
 
 .PHONY: platforms
 platforms: export LDFLAGS := $(LDFLAGS)
-platforms: ## build the controller for vSphere into bin/ (docs/platforms.md)
+platforms: ## build the controllers for vSphere, EC2 and Compute Engine into bin/ (docs/platforms.md)
 	@mkdir -p bin
 	for module in $(PLATFORMS); do go -C "$$module" build -ldflags "$$LDFLAGS" -o "$(CURDIR)/bin/" ./...; done
 
@@ -190,6 +190,7 @@ test-all: ## run all tests: the unit tests with the race detector, all end-to-en
 	$(RACE) $(UNIT_TESTS) $(RERUN_FLAGS) -- -race -vet=off -p $(RACE_PACKAGES) $(COUNT)
 	$(RACE) go -C tools test -race -vet=off ./...
 	$(RACE) go -C perf test -race -vet=off ./...
+	$(RACE) go -C platforms test -race -vet=off -short ./...
 	go -C platforms/vsphere test -vet=off -short ./... # govmomi takes ten minutes with the race detector
 	@scripts/ran bin/unit.json $(TPM_UNIT) $(HOST_UNIT)
 	$(MAKE) --no-print-directory -j2 e2e-raced e2e-rest

@@ -61,6 +61,7 @@ type AWS struct {
 	calls    int
 	callers  map[string]caller // by access key ID
 	sessions map[string]bool   // of IMDSv2
+	trusted  map[webIdentity]caller
 }
 
 // Credentials are temporary ones.
@@ -83,7 +84,7 @@ var hosts = map[string]string{
 
 // Unserved returns AWS whose STS the caller serves.
 func Unserved() *AWS {
-	return &AWS{roots: x509.NewCertPool(), callers: map[string]caller{}, sessions: map[string]bool{}}
+	return &AWS{roots: x509.NewCertPool(), callers: map[string]caller{}, sessions: map[string]bool{}, trusted: map[webIdentity]caller{}}
 }
 
 // STS is the service.
@@ -276,7 +277,11 @@ func (a *AWS) serveSTS(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.WriteString(w, strings.Repeat(" ", 1<<20))
 		return
 	}
-	who, code, message := a.authenticate(r, body, now)
+	if strings.HasPrefix(string(body), "Action=AssumeRoleWithWebIdentity&") {
+		a.assumeRoleWithWebIdentity(w, r, string(body))
+		return
+	}
+	who, code, message := a.authenticate(r, body, now, "sts", hosts[r.Host])
 	switch {
 	case code == "IncompleteSignature":
 		writeError(w, http.StatusBadRequest, code, message)
@@ -293,8 +298,9 @@ func (a *AWS) serveSTS(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// authenticate returns who signed a request, or the code and message of an error.
-func (a *AWS) authenticate(r *http.Request, body []byte, now time.Time) (who caller, code, message string) {
+// authenticate returns who signed a request to a service in a region, or the code and message of an
+// error.
+func (a *AWS) authenticate(r *http.Request, body []byte, now time.Time, service, region string) (who caller, code, message string) {
 	if r.Header.Get("Authorization") == "" {
 		return who, "MissingAuthenticationToken", "Request is missing Authentication Token"
 	}
@@ -311,7 +317,7 @@ func (a *AWS) authenticate(r *http.Request, body []byte, now time.Time) (who cal
 		return who, "InvalidClientTokenId", "The security token included in the request is invalid."
 	case now.After(who.Expiration):
 		return who, "ExpiredToken", "The security token included in the request is expired"
-	case err != nil || date.Format("20060102") != signed.day || signed.service != "sts" || signed.region != hosts[r.Host]:
+	case err != nil || date.Format("20060102") != signed.day || signed.service != service || signed.region != region:
 		return who, "SignatureDoesNotMatch", "Credential should be scoped to a valid region."
 	case now.Sub(date) > maxSkew:
 		return who, "SignatureDoesNotMatch", "Signature expired"

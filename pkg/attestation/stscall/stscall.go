@@ -172,4 +172,9 @@ func PartitionOf(region string) (*Partition, error) {
 }
 
 // URL returns where STS answers for a region of the partition.
-func (p *Partition) URL(region string) string { return "https://sts." + region + "." + p.suffix + "/" }
+func (p *Partition) URL(region string) string { return p.ServiceURL("sts", region) }
+
+// ServiceURL returns where a service, such as ec2, answers for a region of the partition.
+func (p *Partition) ServiceURL(service, region string) string {
+	return "https://" + service + "." + region + "." + p.suffix + "/"
+}
