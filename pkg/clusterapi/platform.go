@@ -74,7 +74,7 @@ type PlatformMachine struct {
 // PlatformAnswer is a platform's answer about one machine.
 type PlatformAnswer struct {
 	// EKs are all endorsement keys of the machine, at most 16: a node may show any of them. An
-	// empty list says that the machine has no TPM. It does not prevent trust on first use.
+	// empty list says that the machine has no TPM. Then it is not trusted on first use.
 	EKs []tpm.Fingerprint
 	// Unknown says that the platform does not know the machine, or not yet, or that it must not
 	// have an answer. The machine waits, and is not trusted on first use.
