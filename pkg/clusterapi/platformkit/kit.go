@@ -71,7 +71,8 @@ type Instance struct {
 
 // Options configure a Kit. The zero value has the defaults.
 type Options struct {
-	// Concurrency limits the calls of EndorsementKeys that run at a time for one Cluster.
+	// Concurrency limits the calls of Platform.EndorsementKeys that one call of
+	// Kit.EndorsementKeys runs at a time.
 	// Default: 8.
 	Concurrency int
 	// ReadTimeout limits one call of EndorsementKeys. Default: 10 s.
@@ -257,7 +258,7 @@ func (k *Kit) forget(locations []string, found map[string]Instance, gone map[str
 		id, cached := k.ids[location]
 		switch instance, exists := found[location]; {
 		case !cached:
-		case gone[location], exists && instance.ID != id:
+		case gone[location], exists && (instance.Refused != nil || instance.ID != id):
 			k.drop(id)
 		default:
 			k.instances[id].used = time.Now()
@@ -310,8 +311,8 @@ func (k *Kit) due(found map[string]Instance) []dueRead {
 }
 
 // read reads the EKs of instances. It returns before the last read has ended if some run, and none
-// ends for Options.Patience, or after readWindow. Reads that have begun continue, and the next call
-// uses their results.
+// begins or ends for Options.Patience, or after readWindow. Reads that have begun continue, and the
+// next call uses their results.
 func (k *Kit) read(ctx context.Context, due []dueRead) {
 	if len(due) == 0 {
 		return
@@ -319,13 +320,16 @@ func (k *Kit) read(ctx context.Context, due []dueRead) {
 	window, end := context.WithTimeout(ctx, readWindow)
 	defer end()
 	var running atomic.Int32
-	done := make(chan struct{}, len(due))
+	began, done := make(chan struct{}, len(due)), make(chan struct{}, len(due))
 	var readers errgroup.Group
 	readers.SetLimit(k.options.Concurrency)
 	go func() {
 		for _, d := range due {
 			readers.Go(func() error {
-				k.readOne(window, d, &running)
+				k.readOne(window, d, func() {
+					running.Add(1)
+					began <- struct{}{}
+				}, func() { running.Add(-1) })
 				done <- struct{}{}
 				return nil
 			})
@@ -335,6 +339,7 @@ func (k *Kit) read(ctx context.Context, due []dueRead) {
 	defer quiet.Stop()
 	for waiting := len(due); waiting > 0; {
 		select {
+		case <-began:
 		case <-done:
 			waiting--
 		case <-quiet.C:
@@ -351,16 +356,16 @@ func (k *Kit) read(ctx context.Context, due []dueRead) {
 
 // readOne reads the EKs of one instance, unless the window is over. A read that has begun ends by
 // its own timeout only.
-func (k *Kit) readOne(window context.Context, d dueRead, running *atomic.Int32) {
+func (k *Kit) readOne(window context.Context, d dueRead, begin, end func()) {
 	var eks []tpm.Fingerprint
 	var err error
 	began := false
 	select {
 	case k.readers <- struct{}{}:
 		if began = window.Err() == nil; began {
-			running.Add(1)
+			begin()
 			eks, err = k.call(window, d.instance)
-			running.Add(-1)
+			end()
 		}
 		<-k.readers
 	case <-window.Done():

@@ -213,6 +213,29 @@ func TestLongOutage(t *testing.T) {
 	})
 }
 
+// Patience does not count while the reads of this call wait for those of others.
+func TestPatienceBeginsWithTheRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fake{find: everywhere("")}
+		f.keys = func(ctx context.Context, i Instance) ([]tpm.Fingerprint, error) {
+			pause := 50 * time.Millisecond
+			if strings.HasPrefix(i.ID, "other") {
+				pause = 2990 * time.Millisecond
+			}
+			time.Sleep(pause)
+			return ownKey(ctx, i)
+		}
+		k := New(f, Options{Concurrency: maxReaders})
+		var others []string
+		for n := range maxReaders {
+			others = append(others, fmt.Sprintf("other%d", n))
+		}
+		go func() { _, _ = ask(t, k, others...) }()
+		synctest.Wait()
+		want(t, k, "1 1", "", "a", "b")
+	})
+}
+
 // Find cannot use up the time for the reads of what it has found.
 func TestFindThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -361,6 +384,18 @@ func TestRefusedLater(t *testing.T) {
 		return []Instance{{Location: "a", Refused: errors.New("is another's")}}, errors.New("the rest failed")
 	}
 	want(t, k, "? -", "is another's", "a", "b")
+
+	// When the refusal ends, the EKs are read again, also if the adapter gave the ID.
+	f.find = func([]string) ([]Instance, error) {
+		return []Instance{{Location: "b", ID: "b", Refused: errors.New("is another's")}}, nil
+	}
+	want(t, k, "?", "is another's", "b")
+	f.readIDs()
+	f.find = everywhere("")
+	want(t, k, "1", "", "b")
+	if got := f.readIDs(); got != "b" {
+		t.Errorf("read %s", got)
+	}
 }
 
 func TestKeysThatAreNone(t *testing.T) {
@@ -465,6 +500,21 @@ func TestBudget(t *testing.T) {
 		defer cancelSoon()
 		if err := b.Wait(soon); !errors.Is(err, ErrPaused) {
 			t.Errorf("without a token in time: %v", err)
+		}
+		// A pause also stops a call that waits already.
+		for range 5 {
+			_ = b.Wait(t.Context())
+		}
+		began = time.Now()
+		waited := make(chan time.Duration)
+		go func() {
+			_ = b.Wait(t.Context())
+			waited <- time.Since(began)
+		}()
+		synctest.Wait()
+		b.Pause(time.Minute)
+		if took := <-waited; took < time.Minute {
+			t.Errorf("in a pause after %s", took)
 		}
 		ended, end := context.WithCancel(t.Context())
 		end()

@@ -28,8 +28,8 @@ const (
 	// defaultPause is how long all calls pause if the platform refused one and named no time.
 	// maxPause limits the time that a platform may name.
 	defaultPause, maxPause = 2 * time.Second, 5 * time.Minute
-	// afterPause is the least time for a call that waits for the end of a pause.
-	afterPause = time.Second
+	// afterWait is the time that a call has left after it has waited.
+	afterWait = time.Second
 	// answerTimeout limits the time from a request to the header of its answer.
 	answerTimeout = 10 * time.Second
 	maxProviderID = 512
@@ -49,14 +49,33 @@ func NewBudget(perSecond float64, burst int) *Budget {
 }
 
 // Wait waits until a call may be made. It returns ErrPaused if the context ends before, and at once
-// if it would.
+// if it would. It leaves the call a tenth of the context's time, at most a second: a call that
+// begins at the deadline fails, and the platform would be blamed.
 func (b *Budget) Wait(ctx context.Context) error {
-	b.mu.Lock()
-	pause := time.Until(b.until)
-	b.mu.Unlock()
-	if pause > 0 {
-		// a call that begins at the deadline would fail, and the platform would be blamed
-		if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < pause+afterPause {
+	if deadline, ok := ctx.Deadline(); ok {
+		limited, cancel := context.WithDeadline(ctx, deadline.Add(-min(afterWait, time.Until(deadline)/10)))
+		defer cancel()
+		ctx = limited
+	}
+	if err := b.waitForPause(ctx); err != nil {
+		return err
+	}
+	if err := b.limiter.Wait(ctx); err != nil {
+		return fmt.Errorf("%w: %w", ErrPaused, err)
+	}
+	return b.waitForPause(ctx) // one may have begun meanwhile
+}
+
+// waitForPause waits until there is no pause.
+func (b *Budget) waitForPause(ctx context.Context) error {
+	for {
+		b.mu.Lock()
+		pause := time.Until(b.until)
+		b.mu.Unlock()
+		if pause <= 0 {
+			return nil
+		}
+		if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < pause {
 			return fmt.Errorf("%w: the platform asked to wait %s more", ErrPaused, pause.Round(time.Second))
 		}
 		select {
@@ -65,10 +84,6 @@ func (b *Budget) Wait(ctx context.Context) error {
 			return fmt.Errorf("%w: %w", ErrPaused, ctx.Err())
 		}
 	}
-	if err := b.limiter.Wait(ctx); err != nil {
-		return fmt.Errorf("%w: %w", ErrPaused, err)
-	}
-	return nil
 }
 
 // Pause stops all calls for a time, at most 5 minutes. 0 is 2 s.
