@@ -16,7 +16,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -72,13 +71,12 @@ type Instance struct {
 // Options configure a Kit. The zero value has the defaults.
 type Options struct {
 	// Concurrency limits the calls of Platform.EndorsementKeys that one call of
-	// Kit.EndorsementKeys runs at a time.
-	// Default: 8.
+	// Kit.EndorsementKeys runs at a time. Default: 8.
 	Concurrency int
 	// ReadTimeout limits one call of EndorsementKeys. Default: 10 s.
 	ReadTimeout time.Duration
-	// Patience limits how long machines with an answer wait for others. If no read has ended for
-	// this time, Kit.EndorsementKeys returns, and the reads continue. Default: 3 s.
+	// Patience limits how long machines with an answer wait for others. If no read begins or
+	// ends for this time, Kit.EndorsementKeys returns, and the reads continue. Default: 3 s.
 	Patience time.Duration
 	// Refresh is how old EKs may be before they are read again. Default: 1 h.
 	Refresh time.Duration
@@ -319,31 +317,29 @@ func (k *Kit) read(ctx context.Context, due []dueRead) {
 	}
 	window, end := context.WithTimeout(ctx, readWindow)
 	defer end()
-	var running atomic.Int32
-	began, done := make(chan struct{}, len(due)), make(chan struct{}, len(due))
+	began, ended := make(chan struct{}, len(due)), make(chan bool, len(due)) // true: it began
 	var readers errgroup.Group
 	readers.SetLimit(k.options.Concurrency)
 	go func() {
 		for _, d := range due {
 			readers.Go(func() error {
-				k.readOne(window, d, func() {
-					running.Add(1)
-					began <- struct{}{}
-				}, func() { running.Add(-1) })
-				done <- struct{}{}
+				ended <- k.readOne(window, d, began)
 				return nil
 			})
 		}
 	}()
 	quiet := time.NewTimer(k.options.Patience)
 	defer quiet.Stop()
-	for waiting := len(due); waiting > 0; {
+	for waiting, running := len(due), 0; waiting > 0; {
 		select {
 		case <-began:
-		case <-done:
-			waiting--
+			running++
+		case ran := <-ended:
+			if waiting--; ran {
+				running--
+			}
 		case <-quiet.C:
-			if running.Load() > 0 {
+			if running > 0 {
 				return
 			}
 			// all wait for reads of other Clusters
@@ -354,18 +350,16 @@ func (k *Kit) read(ctx context.Context, due []dueRead) {
 	}
 }
 
-// readOne reads the EKs of one instance, unless the window is over. A read that has begun ends by
-// its own timeout only.
-func (k *Kit) readOne(window context.Context, d dueRead, begin, end func()) {
+// readOne reads the EKs of one instance, unless the window is over, and reports whether it began. A
+// read that has begun ends by its own timeout only.
+func (k *Kit) readOne(window context.Context, d dueRead, begins chan<- struct{}) (began bool) {
 	var eks []tpm.Fingerprint
 	var err error
-	began := false
 	select {
 	case k.readers <- struct{}{}:
 		if began = window.Err() == nil; began {
-			begin()
+			begins <- struct{}{}
 			eks, err = k.call(window, d.instance)
-			end()
 		}
 		<-k.readers
 	case <-window.Done():
@@ -390,6 +384,7 @@ func (k *Kit) readOne(window context.Context, d dueRead, begin, end func()) {
 		// spread, so that instances that were found together are not read again together
 		c.due = now.Add(k.options.Refresh - rand.N(k.options.Refresh/10+1)) //nolint:gosec // G404: a delay
 	}
+	return began
 }
 
 // call asks the platform for the EKs of an instance. While there are too many calls, it waits and
