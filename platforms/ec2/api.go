@@ -9,7 +9,6 @@ import (
 	"encoding/hex"
 	"encoding/xml"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"regexp"
@@ -20,6 +19,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/bounded"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation/stscall"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/clusterapi/platformkit"
 )
@@ -124,7 +124,7 @@ func (a *api) read(response *http.Response) ([]byte, error) {
 	if err == nil {
 		return platformkit.ReadBody(response, maxAnswer)
 	}
-	body, unread := io.ReadAll(io.LimitReader(response.Body, maxErrorAnswer))
+	body, unread := bounded.ReadAll(response.Body, maxErrorAnswer)
 	_ = response.Body.Close()
 	if unread != nil {
 		return nil, err

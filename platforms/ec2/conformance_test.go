@@ -18,7 +18,6 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/clusterapi/platformkit"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/clusterapi/platformkit/platformkittest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
-	"github.com/kubelet-authenticator/kubelet-authenticator/platforms/internal/testkeys"
 )
 
 const (
@@ -117,7 +116,7 @@ func (i *imitation) Change(name string, chip platformkittest.TPM) ([]tpm.Fingerp
 		i.ec2.Put(instance)
 		return nil, true
 	}
-	rsaKey, eccKey := testkeys.RSA2048(chip.Number), testkeys.ECC(elliptic.P384(), chip.Number)
+	rsaKey, eccKey := platformkittest.RSAKey(chip.Number), platformkittest.ECCKey(elliptic.P384(), chip.Number)
 	keys, err := aws.NitroTPMKeys(rsaKey, eccKey)
 	if err != nil {
 		panic(err)
@@ -127,19 +126,7 @@ func (i *imitation) Change(name string, chip platformkittest.TPM) ([]tpm.Fingerp
 	}
 	instance.TPMSupport, instance.Keys = "v2.0", keys
 	i.ec2.Put(instance)
-	return fingerprints(rsaKey, eccKey), true
-}
-
-func fingerprints(keys ...any) []tpm.Fingerprint {
-	var eks []tpm.Fingerprint
-	for _, key := range keys {
-		ek, err := clusterapi.EKFingerprint(key)
-		if err != nil {
-			panic(err)
-		}
-		eks = append(eks, ek)
-	}
-	return eks
+	return platformkittest.Fingerprints(rsaKey, eccKey), true
 }
 
 // Terminate leaves the instance in the answers, as EC2 does for an hour.

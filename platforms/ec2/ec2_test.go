@@ -15,7 +15,6 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/clusterapi"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/clusterapi/platformkit"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/clusterapi/platformkit/platformkittest"
-	"github.com/kubelet-authenticator/kubelet-authenticator/platforms/internal/testkeys"
 )
 
 // fixture has an instance "a" with a NitroTPM, and an adapter that reads its keys with each call.
@@ -116,7 +115,7 @@ func TestWrongKeys(t *testing.T) {
 		}
 		return base64.StdEncoding.EncodeToString(der)
 	}
-	p384, p256, rsa2048 := encode(testkeys.ECC(elliptic.P384(), 1)), encode(testkeys.ECC(elliptic.P256(), 1)), encode(testkeys.RSA2048(1))
+	p384, p256, rsa2048 := encode(platformkittest.ECCKey(elliptic.P384(), 1)), encode(platformkittest.ECCKey(elliptic.P256(), 1)), encode(platformkittest.RSAKey(1))
 	for name, c := range map[string]struct{ kind, value string }{
 		"another curve":  {"ecc-sec-p384", p256},
 		"another type":   {"ecc-sec-p384", rsa2048},

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"os"
@@ -205,7 +204,7 @@ func (a *api) read(response *http.Response) ([]byte, error) {
 	if err == nil {
 		return platformkit.ReadBody(response, maxAnswer)
 	}
-	body, unread := io.ReadAll(io.LimitReader(response.Body, maxErrorAnswer))
+	body, unread := bounded.ReadAll(response.Body, maxErrorAnswer)
 	_ = response.Body.Close()
 	if unread != nil {
 		return nil, err

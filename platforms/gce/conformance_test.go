@@ -18,7 +18,6 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/clusterapi/platformkit"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/clusterapi/platformkit/platformkittest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
-	"github.com/kubelet-authenticator/kubelet-authenticator/platforms/internal/testkeys"
 )
 
 const (
@@ -101,13 +100,13 @@ func (i *imitation) Change(name string, chip platformkittest.TPM) ([]tpm.Fingerp
 		i.compute.Put(instance)
 		return nil, true
 	}
-	rsaKey, eccKey := testkeys.RSA2048(chip.Number), testkeys.ECC(elliptic.P256(), chip.Number)
-	instance.RSA2048, instance.ECCP256, instance.SigningKey = encode(rsaKey), encode(eccKey), encode(testkeys.RSA2048(-chip.Number))
+	rsaKey, eccKey := platformkittest.RSAKey(chip.Number), platformkittest.ECCKey(elliptic.P256(), chip.Number)
+	instance.RSA2048, instance.ECCP256, instance.SigningKey = encode(rsaKey), encode(eccKey), encode(platformkittest.RSAKey(-chip.Number))
 	if chip.Broken {
 		instance.ECCP256 = "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n"
 	}
 	i.compute.Put(instance)
-	return fingerprints(rsaKey, eccKey), true
+	return platformkittest.Fingerprints(rsaKey, eccKey), true
 }
 
 func encode(key any) string {
@@ -116,18 +115,6 @@ func encode(key any) string {
 		panic(err)
 	}
 	return string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}))
-}
-
-func fingerprints(keys ...any) []tpm.Fingerprint {
-	var eks []tpm.Fingerprint
-	for _, key := range keys {
-		ek, err := clusterapi.EKFingerprint(key)
-		if err != nil {
-			panic(err)
-		}
-		eks = append(eks, ek)
-	}
-	return eks
 }
 
 func (i *imitation) Terminate(name string) { i.compute.Delete(location(name)) }

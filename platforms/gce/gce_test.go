@@ -22,7 +22,6 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/clusterapi/platformkit"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/clusterapi/platformkit/platformkittest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
-	"github.com/kubelet-authenticator/kubelet-authenticator/platforms/internal/testkeys"
 )
 
 // fixture has an instance "a" with a vTPM, and an adapter that reads its keys with each call.
@@ -142,7 +141,7 @@ func TestLists(t *testing.T) {
 	var machines []clusterapi.PlatformMachine
 	for n := range 1200 {
 		i := google.ComputeInstance{Project: projectID, Zone: zone, Name: "m" + string(rune('a'+n%26)) + strings.Repeat("x", n/26), VTPM: new(true)}
-		i.RSA2048 = encode(testkeys.RSA2048(1000 + n))
+		i.RSA2048 = encode(platformkittest.RSAKey(1000 + n))
 		if n%100 < 5 {
 			m := f.Machine(i.Name)
 			if i.Zone = "europe-west1-c"; n < 600 {

@@ -4,14 +4,11 @@ package vsphere
 
 import (
 	"context"
-	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
-	"os"
 	"reflect"
 	"strings"
 	"time"
@@ -22,6 +19,7 @@ import (
 	"github.com/vmware/govmomi/vim25/soap"
 	"github.com/vmware/govmomi/vim25/types"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/bounded"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/clusterapi/platformkit"
 )
 
@@ -130,18 +128,13 @@ func (s *session) Logout(ctx context.Context) {
 
 // readLine returns the one line of a file.
 func readLine(path string) (string, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return "", err
-	}
-	defer func() { _ = file.Close() }()
-	content, err := io.ReadAll(io.LimitReader(file, maxCredential+1))
+	content, err := bounded.ReadFile(path, maxCredential)
 	if err != nil {
 		return "", err
 	}
 	line := strings.TrimRight(string(content), "\r\n")
-	if line == "" || len(content) > maxCredential || strings.ContainsAny(line, "\r\n") {
-		return "", fmt.Errorf("%s does not have one line of at most %d bytes", path, maxCredential)
+	if line == "" || strings.ContainsAny(line, "\r\n") {
+		return "", fmt.Errorf("%s does not have one line", path)
 	}
 	return line, nil
 }
@@ -180,8 +173,7 @@ func faultName(f types.BaseMethodFault) string {
 // newTransport returns a transport for a vCenter with a certificate of these roots. It does not use
 // HTTP/2, as govmomi does not.
 func newTransport(roots *x509.CertPool) *http.Transport {
-	transport := http.DefaultTransport.(*http.Transport).Clone()
-	transport.TLSClientConfig = &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
+	transport := platformkit.NewTransport(roots)
 	transport.Protocols = new(http.Protocols)
 	transport.Protocols.SetHTTP1(true)
 	return transport

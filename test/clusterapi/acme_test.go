@@ -68,13 +68,7 @@ func (a *acme) launches(t *testing.T, m *computer, instance string) {
 	}
 }
 
-// onAcme makes the Machine an instance of Acme, without an EK in an annotation.
-func onAcme(m *machine) {
-	m.providerID = "acme://" + m.name
-	m.object.Annotations = nil
-	m.object.Spec.ProviderID = m.providerID
-	m.infra.Object["spec"] = map[string]any{"providerID": m.providerID}
-}
+func onAcme(m *machine) { m.isInstance("acme://" + m.name) }
 
 // The example in docs/providers.md: the platform says which machine has a TPM, also if it learns of
 // the TPM late. An instance with another TPM is refused.

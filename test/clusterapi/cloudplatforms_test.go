@@ -151,10 +151,7 @@ func (c cloud) keys(t *testing.T, m *computer) (keys []crypto.PublicKey) {
 // EK of a template.
 func (c cloud) on(t *testing.T, template string) func(*machine) {
 	return func(m *machine) {
-		m.providerID = c.providerID(m.name)
-		m.object.Annotations = nil
-		m.object.Spec.ProviderID = m.providerID
-		m.infra.Object["spec"] = map[string]any{"providerID": m.providerID}
+		m.isInstance(c.providerID(m.name))
 		m.args = []string{"--ek-template=" + template}
 		if at := slices.Index(c.templates, template); at >= 0 {
 			ek, err := clusterapi.EKFingerprint(c.keys(t, m.computer)[at])

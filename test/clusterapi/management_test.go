@@ -197,6 +197,14 @@ func onPlatform(name string) func(file map[string]any) {
 	}
 }
 
+// isInstance makes the Machine an instance of a platform. No annotation has its EK.
+func (m *machine) isInstance(providerID string) {
+	m.providerID = providerID
+	m.object.Annotations = nil
+	m.object.Spec.ProviderID = providerID
+	m.infra.Object["spec"] = map[string]any{"providerID": providerID}
+}
+
 // newControllerOf makes a controller with a configuration for the world's namespace.
 func (w *world) newControllerOf(t *testing.T, o controllerprocess.Options, edit func(file map[string]any)) *controllerprocess.Controller {
 	t.Helper()

@@ -115,15 +115,9 @@ func (v *vCenter) ask(t *testing.T, method, path string, body, answer any) {
 	}
 }
 
-// onVSphere makes the Machine the virtual machine with that BIOS UUID, without an EK in an
-// annotation.
+// onVSphere makes the Machine the virtual machine with that BIOS UUID.
 func onVSphere(bios string) func(*machine) {
-	return func(m *machine) {
-		m.providerID = "vsphere://" + bios
-		m.object.Annotations = nil
-		m.object.Spec.ProviderID = m.providerID
-		m.infra.Object["spec"] = map[string]any{"providerID": m.providerID}
-	}
+	return func(m *machine) { m.isInstance("vsphere://" + bios) }
 }
 
 // vCenter names the TPM of each virtual machine. An impostor is refused. Virtual machines with a

@@ -8,7 +8,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"os"
@@ -18,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/bounded"
 )
 
 // ErrPaused says that a call was not made, or that the platform refused it, because there are too
@@ -130,10 +131,17 @@ func (b budgeted) RoundTrip(r *http.Request) (*http.Response, error) {
 // roots (nil: those of the system), and follows no redirect. Parse the URL with ParseEndpoint,
 // which requires https.
 func NewClient(roots *x509.CertPool, budget *Budget) *http.Client {
-	transport := http.DefaultTransport.(*http.Transport).Clone()
-	transport.TLSClientConfig = &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
+	transport := NewTransport(roots)
 	transport.ResponseHeaderTimeout = answerTimeout
 	return &http.Client{Transport: budget.Transport(transport), CheckRedirect: NoRedirect}
+}
+
+// NewTransport returns a transport that accepts only certificates of the roots (nil: those of the
+// system). It is for clients that NewClient does not suit.
+func NewTransport(roots *x509.CertPool) *http.Transport {
+	transport := http.DefaultTransport.(*http.Transport).Clone()
+	transport.TLSClientConfig = &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
+	return transport
 }
 
 // NoRedirect is an http.Client.CheckRedirect that follows no redirect. The caller gets the answer
@@ -170,12 +178,9 @@ func ReadBody(response *http.Response, limit int64) ([]byte, error) {
 	if err := StatusError(response); err != nil {
 		return nil, err
 	}
-	body, err := io.ReadAll(io.LimitReader(response.Body, limit+1))
+	body, err := bounded.ReadAll(response.Body, limit)
 	if err != nil {
-		return nil, err
-	}
-	if int64(len(body)) > limit {
-		return nil, fmt.Errorf("the answer is longer than %d bytes", limit)
+		return nil, fmt.Errorf("the answer: %w", err)
 	}
 	return body, nil
 }

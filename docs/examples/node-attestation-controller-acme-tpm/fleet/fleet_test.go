@@ -3,6 +3,7 @@
 package fleet
 
 import (
+	"crypto/elliptic"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -80,7 +81,8 @@ func (i *imitation) Launch(name string, chip platformkittest.TPM) ([]tpm.Fingerp
 	if chip.None {
 		return nil, i.fleet.Launch(name, "", nil...) == nil
 	}
-	if err := i.fleet.Launch(name, "", platformkittest.Key(chip.Number)); err != nil {
+	key := platformkittest.ECCKey(elliptic.P256(), chip.Number)
+	if err := i.fleet.Launch(name, "", key); err != nil {
 		panic(err)
 	}
 	i.fleet.Change(name, func(instance *platform.Instance) bool {
@@ -90,11 +92,7 @@ func (i *imitation) Launch(name string, chip platformkittest.TPM) ([]tpm.Fingerp
 		}
 		return true
 	})
-	ek, err := clusterapi.EKFingerprint(platformkittest.Key(chip.Number))
-	if err != nil {
-		panic(err)
-	}
-	return []tpm.Fingerprint{ek}, true
+	return platformkittest.Fingerprints(key), true
 }
 
 func (i *imitation) Change(name string, chip platformkittest.TPM) (eks []tpm.Fingerprint, possible bool) {
